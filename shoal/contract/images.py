@@ -1,0 +1,124 @@
+"""Images: a name and a tag for an immutable stack of layers and its defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shoal.contract.base import Answer, SnapshotId, Time, WaitSeconds, Wire
+from shoal.contract.errors import ErrorDetail
+from shoal.contract.sessions import EnvName, EnvValue, ResourcesAsked
+from shoal.contract.states import ImageState
+
+#: The manifest's own version; a reader refuses a newer one.
+IMAGE_FORMAT = 1
+MAX_LAYERS = 16
+
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+LayerRole = Literal["base", "workspace", "toolkit", "snapshot"]
+
+
+class Layer(Answer):
+    """One layer: `digest` of the compressed OCI tar (its name in the blob store), `diff_id` of the plain one."""
+
+    digest: Digest
+    diff_id: Digest
+    size_bytes: int
+    role: LayerRole = "base"
+    name: str | None = None
+
+
+class ImageConfig(Answer):
+    """Defaults inside: environment, working directory, user; None means /workspace and root."""
+
+    env: dict[str, str] = Field(default_factory=dict)
+    workdir: str | None = None
+    user: str | None = None
+
+
+class ImageManifest(Answer):
+    """What an image digest names: layers bottom first. Its digest is that of its canonical JSON."""
+
+    format: int = IMAGE_FORMAT
+    architecture: str
+    layers: list[Layer] = Field(max_length=MAX_LAYERS)
+    config: ImageConfig = Field(default_factory=ImageConfig)
+    provenance: dict[str, str] = Field(default_factory=dict)
+
+
+class RecipeSource(Wire):
+    """Build from a recipe file's text (TOML); `files` it names are not taken from any directory."""
+
+    recipe: str = Field(max_length=1_048_576)
+
+
+class RegistrySource(Wire):
+    """Take an OCI image by reference: `docker://...`, `oci:DIR`, `docker-archive:FILE`."""
+
+    ref: str = Field(max_length=1000)
+
+
+class ArchiveSource(Wire):
+    """Take a rootfs tarball or a docker-save archive from the control plane's own machine."""
+
+    archive: str = Field(max_length=4096)
+
+
+class SnapshotSource(Wire):
+    """`pack`: what a session made becomes an image. `exclude` are paths left out (globs, relative to /)."""
+
+    snapshot: SnapshotId
+    exclude: list[str] = Field(default_factory=list, max_length=1000)
+
+
+class LayersSource(Wire):
+    """Register a manifest whose layers are in the blob store already (`shoal image push`, the builder)."""
+
+    manifest: ImageManifest
+
+
+Source = RecipeSource | RegistrySource | ArchiveSource | SnapshotSource | LayersSource
+
+
+class ImagePut(Wire):
+    """`PUT /v1/images/{name}:{tag}`.
+
+    Attributes:
+        source: Where its tree comes from.
+        workspace, toolkits: `name:tag` of images whose own layers go over the base, in that order.
+        resources: What sessions of it ask for unless they say otherwise.
+    """
+
+    source: Source
+    workspace: str | None = None
+    toolkits: list[str] = Field(default_factory=list, max_length=8)
+    env: dict[EnvName, EnvValue] = Field(default_factory=dict)
+    workdir: str | None = None
+    user: str | None = None
+    resources: ResourcesAsked = Field(default_factory=ResourcesAsked)
+    wait_s: WaitSeconds = 25.0
+
+
+class Image(Answer):
+    """An image. `digest` is set once it is available; tags never move."""
+
+    name: str
+    tag: str
+    state: ImageState
+    phase: str | None = None
+    digest: str | None = None
+    layers: list[Layer] = Field(default_factory=list)
+    config: ImageConfig = Field(default_factory=ImageConfig)
+    resources: ResourcesAsked = Field(default_factory=ResourcesAsked)
+    size_bytes: int = 0
+    created_at: Time
+    available_at: Time | None = None
+    error: ErrorDetail | None = None
+
+
+class ImagePage(Answer):
+    """Images by name, then tag."""
+
+    images: list[Image]
+    cursor: str | None = None
