@@ -1,0 +1,54 @@
+# `make setup`, `make demo`, `make test` are all a newcomer needs; `make help` lists the rest.
+SHELL := /bin/bash
+VENV ?= .venv
+PY := $(VENV)/bin/python
+PACKAGES := shoal provisioner api runtime_image costs
+CODE := $(PACKAGES) tests bench examples
+
+.PHONY: help setup demo test test-fast check format lint types imports unit openapi bench chaos lock wheel clean
+
+help: ## show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install system packages, a virtual environment, the guest runtime and the `code` image (root)
+	./scripts/setup
+
+demo: ## a rollout group of 32 scripted agents on a real library, in its own temporary home (root)
+	$(PY) examples/demo.py
+
+test: ## every test: unit, contract, real sandboxes, end to end, leaks, crashes (root)
+	$(PY) -m pytest -q
+
+test-fast: ## what needs neither root nor runc
+	$(PY) -m pytest -q -m "not root" tests/unit tests/contract tests/architecture
+
+check: format lint types imports unit openapi ## format, lint, types, import contracts, fast tests, OpenAPI drift
+
+format:
+	$(VENV)/bin/ruff format --check $(CODE)
+
+lint:
+	$(VENV)/bin/ruff check $(CODE)
+
+types:
+	$(VENV)/bin/mypy
+
+imports:
+	$(VENV)/bin/lint-imports
+
+unit: test-fast
+
+openapi: ## fail when docs/openapi.json is not what the app says
+	$(PY) -m api.openapi --check
+
+bench: ## speed beside its floors; writes bench/results.json (root)
+	$(PY) -m bench
+
+lock: ## write the hash-pinned requirement files anew
+	./scripts/lock
+
+wheel: ## the wheel that trainers install: `shoal` alone
+	$(PY) -m pip wheel -q --no-deps --no-build-isolation -w dist .
+
+clean: ## remove what builds and tests left in this folder
+	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
