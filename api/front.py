@@ -1,0 +1,121 @@
+"""The outermost layer: gives each request an id, counts it, and sends it to the relay or to the routes.
+
+The relayed routes leave here, before FastAPI: they are the hot path, and their bodies are not for us to parse.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any, Protocol
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import REQUEST_ID_KEY, error_body, error_headers, internal_error, status_of
+from api.metrics import Metrics
+from shoal.contract.base import new_id
+from shoal.contract.errors import ErrorCode, ShoalError
+
+log = structlog.get_logger("api.front")
+
+#: What callers may name their requests; anything else gets an id of ours.
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}\Z")
+TEMPLATE_KEY = "shoal.route"
+
+
+class RelayedRoute(Protocol):
+    """What the front needs to know of a relayed route."""
+
+    @property
+    def template(self) -> str: ...
+
+
+class Relaying(Protocol):
+    """The relay, as the front uses it."""
+
+    def match(self, scope: Scope) -> Any | None:
+        """The relayed call that this request is; None when it is none."""
+
+    async def serve(self, call: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer it."""
+
+
+class Front:
+    """The ASGI application that the server runs."""
+
+    def __init__(self, *, app: ASGIApp, relay: Relaying, metrics: Metrics) -> None:
+        self._app = app
+        self._relay = relay
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope[REQUEST_ID_KEY] = request_id
+        header = (b"x-request-id", request_id.encode())
+        status = 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        started = time.perf_counter()
+        self._metrics.in_flight.inc()
+        try:
+            call = self._relay.match(scope)
+            if call is not None:
+                scope[TEMPLATE_KEY] = call.template
+                await self._relay.serve(call, scope, receive, noting)
+            else:
+                await self._app(scope, receive, noting)
+        except ShoalError as error:
+            if not status:
+                await send_error(error, noting)
+        except Exception as error:
+            log.error(
+                "request.failed",
+                request_id=request_id,
+                method=scope["method"],
+                route=template_of(scope),
+                exc_info=error,
+            )
+            if not status:
+                await send_error(internal_error(request_id), noting)
+        finally:
+            self._metrics.in_flight.dec()
+            self._metrics.observe(template_of(scope), scope["method"], status, time.perf_counter() - started)
+
+
+def template_of(scope: Scope) -> str:
+    """The route's template, such as `/v1/sessions/{id}`; paths that are no route of ours are one, `unmatched`."""
+    known = scope.get(TEMPLATE_KEY)
+    if known is None:
+        known = getattr(scope.get("route"), "path", None)
+    return str(known) if known else "unmatched"
+
+
+async def send_error(error: ShoalError, send: Send) -> None:
+    """Answer with an error, at the level of ASGI."""
+    if error.code is ErrorCode.INTERNAL and "request_id" not in error.details:
+        error.details["request_id"] = "unknown"
+    body = error_body(error)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *((name.encode(), value.encode()) for name, value in error_headers(error).items()),
+    ]
+    await send({"type": "http.response.start", "status": status_of(error), "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.match(value):
+            return bytes(value).decode()
+    return new_id("req")

@@ -1,0 +1,360 @@
+"""The relay passes bytes through, finds routes, and says in types what is broken."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+from starlette.types import Message, Receive, Scope, Send
+
+from api.auth import Gate
+from api.front import Front
+from api.metrics import Metrics
+from api.relay import Relay
+from api.routing import Routes
+from api.settings import ApiSettings
+from shoal.contract.actions import ActionRecord, Exec, ExecObservation
+from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.states import ActionStatus, SessionState
+from tests.unit.api.fakes import (
+    KEY,
+    READER,
+    FakeArchive,
+    FakeKeys,
+    FakeLocator,
+    ScriptedAgent,
+    cuts,
+    ended,
+    fails,
+    running,
+)
+
+SESSION = "ses_1"
+ACTIONS = f"/v1/sessions/{SESSION}/actions"
+
+
+@dataclass
+class House:
+    """A relay with scripted neighbours."""
+
+    client: httpx.AsyncClient
+    agent: ScriptedAgent
+    locator: FakeLocator
+    keys: FakeKeys
+    archive: FakeArchive
+    front: Front
+
+
+async def _no_app(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("not for the relay")
+
+
+@asynccontextmanager
+async def open_house(settings: ApiSettings | None = None) -> AsyncIterator[House]:
+    settings = settings or ApiSettings()
+    keys, locator, archive, metrics = FakeKeys(), FakeLocator(), FakeArchive(), Metrics()
+    async with (
+        ScriptedAgent() as agent,
+        Relay(
+            gate=Gate(keys, cache_s=5.0),
+            routes=Routes(locator, cache_s=15.0),
+            archive=archive,
+            metrics=metrics,
+            settings=settings,
+        ) as relay,
+    ):
+        locator.places[SESSION] = [running(SESSION, agent.address)]
+        front = Front(app=_no_app, relay=relay, metrics=metrics)
+        transport = httpx.ASGITransport(app=front)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://api", headers={"authorization": f"Bearer {KEY}"}
+        ) as client:
+            yield House(client, agent, locator, keys, archive, front)
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with open_house() as opened:
+        yield opened
+
+
+def code_of(response: httpx.Response) -> str:
+    return str(response.json()["error"]["code"])
+
+
+async def test_bytes_path_and_query_pass_through_unchanged(house: House) -> None:
+    """Body, raw path, query and status reach the agent and come back as they are."""
+    body = b'{"not even json \x00\xff'
+    response = await house.client.post(f"{ACTIONS}?x=%2Fa%20b", content=body)
+    assert (response.status_code, response.content) == (200, body)
+    assert house.agent.seen == [("POST", f"{ACTIONS}?x=%2Fa%20b", "Bearer token-hst_1-1-1")]
+
+
+async def test_the_hot_path_asks_neither_for_the_key_nor_for_the_route(house: House) -> None:
+    """After the first action of a session nothing but the agent is asked."""
+    for _ in range(5):
+        assert (await house.client.post(ACTIONS, content=b"{}")).status_code == 200
+    assert house.keys.asked == 1
+    assert len(house.locator.asked) == 1
+
+
+async def test_an_encoded_slash_in_an_action_id_stays_one_segment(house: House) -> None:
+    """`a/stream` as an id is not the stream of `a`."""
+    house.agent.otherwise = _text("ok")
+    response = await house.client.get(f"{ACTIONS}/a%2Fstream")
+    assert response.status_code == 200
+    assert house.agent.seen[0][1] == f"{ACTIONS}/a%2Fstream"
+
+
+@pytest.mark.parametrize(
+    ("headers", "code", "status"),
+    [
+        ({"authorization": ""}, "unauthenticated", 401),
+        ({"authorization": "Bearer nobody"}, "unauthenticated", 401),
+        ({"authorization": f"Bearer {READER}"}, "forbidden", 403),
+    ],
+)
+async def test_no_valid_key_no_action(house: House, headers: dict[str, str], code: str, status: int) -> None:
+    """Without a key, with an unknown one, or without the scope nothing reaches the agent."""
+    response = await house.client.post(ACTIONS, content=b"{}", headers=headers)
+    assert (response.status_code, code_of(response)) == (status, code)
+    assert house.agent.seen == []
+
+
+async def test_another_tenants_session_is_not_found(house: House) -> None:
+    """It is a 404, as if it were not there."""
+    house.locator.places[SESSION] = [replace(running(SESSION, house.agent.address), tenant="ten_2")]
+    response = await house.client.post(ACTIONS, content=b"{}")
+    assert (response.status_code, code_of(response)) == (404, "not_found")
+
+
+async def test_an_action_for_a_session_on_its_way_waits_as_long_as_it_asked(house: House) -> None:
+    """`wait_s` of the body is the time that the locator may wait."""
+    house.locator.places[SESSION] = [
+        replace(running(SESSION, ""), state=SessionState.PENDING, host=None, address=None)
+    ]
+    response = await house.client.post(ACTIONS, json={"action": {}, "wait_s": 7})
+    assert (response.status_code, code_of(response)) == (409, "session_not_ready")
+    assert response.headers["retry-after"] == "1"
+    assert house.locator.asked == [(SESSION, 7.0)]
+
+
+async def test_a_moved_session_is_followed_once(house: House) -> None:
+    """When the agent says that it is not there, the store is asked again and the request goes to the new host."""
+    async with ScriptedAgent() as other:
+        house.locator.places[SESSION] = [
+            running(SESSION, house.agent.address),
+            running(SESSION, other.address, host="hst_2", epoch=2),
+        ]
+        house.agent.otherwise = fails(ShoalError(ErrorCode.SANDBOX_LOST, "gone"), 409)
+        response = await house.client.post(ACTIONS, content=b'{"id": "a"}')
+        assert (response.status_code, response.content) == (200, b'{"id": "a"}')
+        assert [seen[2] for seen in other.seen] == ["Bearer token-hst_2-2-2"]
+
+
+async def test_a_refused_token_is_renewed_once(house: House) -> None:
+    """An expired token costs one more round, not an error; a second refusal is told."""
+    refused = fails(ShoalError(ErrorCode.TOKEN_REFUSED, "expired"), 401)
+    house.agent.script = [refused]
+    assert (await house.client.post(ACTIONS, content=b"{}")).status_code == 200
+    assert [seen[2] for seen in house.agent.seen] == ["Bearer token-hst_1-1-1", "Bearer token-hst_1-1-2"]
+    house.agent.script = [refused, refused]
+    response = await house.client.post(ACTIONS, content=b"{}")
+    assert (response.status_code, code_of(response)) == (503, "token_refused")
+
+
+async def test_an_error_of_the_agent_gets_the_one_tables_status(house: House) -> None:
+    """Whatever status an agent chose, the code decides; Retry-After is set from the error."""
+    house.agent.otherwise = fails(ShoalError(ErrorCode.ACTION_CONFLICT, "used", retry_after_s=2.2), 400)
+    response = await house.client.post(ACTIONS, content=b"{}")
+    assert (response.status_code, code_of(response)) == (409, "action_conflict")
+    assert response.headers["retry-after"] == "3"
+
+
+async def test_nonsense_from_a_host_is_unavailable(house: House) -> None:
+    """An error answer that is not an ErrorBody is not passed on."""
+    house.agent.otherwise = _text("<html>oops</html>", status=502)
+    response = await house.client.get(f"{ACTIONS}/a")
+    assert (response.status_code, code_of(response)) == (503, "unavailable")
+    assert "oops" not in response.text
+
+
+async def test_a_host_that_is_gone_is_unreachable(house: House) -> None:
+    """A refused connection is `host_unreachable`, with when to try again."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        house.locator.places[SESSION] = [running(SESSION, f"http://127.0.0.1:{taken.getsockname()[1]}")]
+        response = await house.client.post(ACTIONS, content=b"{}")
+    assert (response.status_code, code_of(response)) == (503, "host_unreachable")
+    assert response.json()["error"]["next"] == "retry"
+    assert "retry-after" in response.headers
+
+
+async def test_a_lost_answer_is_repeated_only_where_the_id_makes_it_safe(house: House) -> None:
+    """With an id the relay sends it again; without one it leaves that to the caller, who knows."""
+    house.agent.script = [cuts]
+    assert (await house.client.post(ACTIONS, content=b'{"id": "a"}')).status_code == 200
+    assert len(house.agent.seen) == 2
+    house.agent.seen.clear()
+    house.agent.script = [cuts]
+    response = await house.client.post(ACTIONS, content=b"{}")
+    assert (response.status_code, code_of(response)) == (503, "host_unreachable")
+    assert len(house.agent.seen) == 1
+
+
+async def test_an_ended_session_refuses_actions_and_tells_the_cause(house: House) -> None:
+    """The tombstone's cause is in the details."""
+    house.locator.places[SESSION] = [ended(SESSION)]
+    response = await house.client.post(ACTIONS, content=b"{}")
+    assert (response.status_code, code_of(response)) == (409, "session_ended")
+    assert response.json()["error"]["details"]["end"]["reason"] == "ttl"
+
+
+async def test_an_ended_session_is_read_from_its_journal(house: House) -> None:
+    """Actions and trajectory stay readable; what is not in it is 404."""
+    house.locator.places[SESSION] = [ended(SESSION)]
+    for seq in (1, 2):
+        house.archive.records[(SESSION, f"a{seq}")] = _record(seq)
+    response = await house.client.get(f"{ACTIONS}/a1")
+    assert ActionRecord.model_validate_json(response.content).seq == 1
+    assert (await house.client.get(f"{ACTIONS}/nothing")).status_code == 404
+    response = await house.client.get(f"/v1/sessions/{SESSION}/trajectory?after_seq=1")
+    assert [ActionRecord.model_validate_json(line).seq for line in response.text.splitlines()] == [2]
+
+
+async def test_a_wrong_method_and_ports_are_typed(house: House) -> None:
+    """405 for a method that the route lacks, 501 for ports."""
+    response = await house.client.patch(ACTIONS)
+    assert (response.status_code, code_of(response)) == (405, "method_not_allowed")
+    response = await house.client.get(f"/v1/sessions/{SESSION}/ports/8000/x")
+    assert (response.status_code, code_of(response)) == (501, "not_implemented")
+
+
+async def test_too_large_a_body_is_refused_before_it_is_read() -> None:
+    """The limit is told; the agent sees nothing."""
+    async with open_house(ApiSettings(max_action_bytes=2048)) as house:
+        response = await house.client.post(ACTIONS, content=b"x" * 4096)
+        assert (response.status_code, code_of(response)) == (413, "payload_too_large")
+        assert response.json()["error"]["details"]["limit_bytes"] == 2048
+        assert house.agent.seen == []
+
+
+async def test_large_bodies_stream_both_ways_with_backpressure(house: House) -> None:
+    """Neither way does the relay take more than a few MiB ahead of the slower side."""
+    chunk, chunks = b"x" * 65_536, 1024
+    taken, released = 0, asyncio.Event()
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await released.wait()
+        size = 0
+        async for part in request.content.iter_any():
+            size += len(part)
+        return web.Response(text=str(size))
+
+    house.agent.otherwise = slow
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        nonlocal taken
+        taken += 1
+        return {"type": "http.request", "body": chunk, "more_body": taken < chunks}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    upload = asyncio.create_task(
+        house.front(_scope("PUT", f"/v1/sessions/{SESSION}/files", length=len(chunk) * chunks), receive, send)
+    )
+    stalled_at = await _until_still(lambda: taken)
+    assert 0 < stalled_at < 400, "the relay read ahead without limit"
+    released.set()
+    await upload
+    assert sent[-1]["body"] == str(len(chunk) * chunks).encode()
+
+
+async def test_a_slow_reader_slows_the_agent_and_a_gone_one_ends_it(house: House) -> None:
+    """A download stops where the reader stops; when the caller hangs up, the agent's side is closed."""
+    chunk = b"y" * 65_536
+    produced, cancelled = 0, asyncio.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        nonlocal produced
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(chunk)
+                produced += 1
+        finally:
+            cancelled.set()
+
+    house.agent.otherwise = endless
+    first, hang_up = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Message:
+        await hang_up.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            first.set()
+            await hang_up.wait()
+
+    download = asyncio.create_task(house.front(_scope("GET", f"/v1/sessions/{SESSION}/files"), receive, send))
+    await first.wait()
+    assert await _until_still(lambda: produced) < 400
+    hang_up.set()
+    await asyncio.wait_for(download, 5)
+    await asyncio.wait_for(cancelled.wait(), 5)
+
+
+def _scope(method: str, path: str, *, length: int | None = None) -> dict[str, Any]:
+    headers = [(b"authorization", f"Bearer {KEY}".encode())]
+    if length is not None:
+        headers.append((b"content-length", str(length).encode()))
+    return {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": headers,
+    }
+
+
+async def _until_still(count: Any) -> int:
+    """The count once it has not moved for 50 turns of a few milliseconds: all buffers on the way are full."""
+    last, still = -1, 0
+    while still < 50:
+        await asyncio.sleep(0.004)
+        now = count()
+        still = still + 1 if now == last else 0
+        last = now
+    return last
+
+
+def _text(text: str, status: int = 200) -> Any:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=text, status=status)
+
+    return answer
+
+
+def _record(seq: int) -> ActionRecord:
+    return ActionRecord(
+        id=f"a{seq}",
+        seq=seq,
+        epoch=1,
+        status=ActionStatus.DONE,
+        action=Exec(command="true"),
+        observation=ExecObservation(exit_code=0),
+        started_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
