@@ -1,0 +1,33 @@
+"""Real sandboxes on one machine: runc, an id range each, idmapped layers, hard limits."""
+
+from runtime_image.agent.sandboxes.cgroups import KillGroup
+from runtime_image.agent.sandboxes.model import (
+    Defences,
+    Limits,
+    NoIdRange,
+    NotSupported,
+    RuntimeSettings,
+    Sandbox,
+    SandboxGone,
+    SandboxRuntimeError,
+    SandboxSpec,
+    StartFailed,
+    Usage,
+)
+from runtime_image.agent.sandboxes.runtime import SandboxRuntime
+
+__all__ = [
+    "Defences",
+    "KillGroup",
+    "Limits",
+    "NoIdRange",
+    "NotSupported",
+    "RuntimeSettings",
+    "Sandbox",
+    "SandboxGone",
+    "SandboxRuntime",
+    "SandboxRuntimeError",
+    "SandboxSpec",
+    "StartFailed",
+    "Usage",
+]
