@@ -10,7 +10,7 @@ import hashlib
 import os
 import secrets
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -132,6 +132,7 @@ def pack(
     threads: int = 1,
     clamp_mtime_s: int | None = None,
     prefix: str = "",
+    keep: Callable[[Entry], bool] | None = None,
 ) -> PackedLayer:
     """Writes a tree in overlayfs form as a layer blob. The same tree always gives the same bytes.
 
@@ -141,7 +142,9 @@ def pack(
     Args:
         clamp_mtime_s: Later times become this one (SOURCE_DATE_EPOCH); None keeps every time.
         prefix: Where the tree's root sits in the layer, such as "workspace"; the directories above
-            it are not part of the layer's metadata but exist, root's and 0755.
+            it come along as root's and 0755.
+        keep: Asked for each entry below the root, by its path in the tree; False leaves it out, with
+            all that is in it.
 
     Raises:
         TreeChanged: A file changed underneath.
@@ -149,7 +152,10 @@ def pack(
     """
     writer = BlobWriter(out, level=level, threads=threads)
     sink = TarSink(writer.write, clamp_mtime_s=clamp_mtime_s)
-    counts = feed(walk(tree), sink, prefix=prefix.strip("/"))
+    found = walk(tree, descend=keep)
+    if keep is not None:
+        found = (item for item in found if not item.entry.path or keep(item.entry))
+    counts = feed(found, sink, prefix=prefix.strip("/"))
     return seal(writer, sink, counts)
 
 
