@@ -1,0 +1,55 @@
+"""Errors of the link.
+
+    LinkError
+        SpawnError              nothing was started; the link is fine
+        OperationError          a request was refused by the guest; the link is fine
+        LinkClosedError         the guest, or the link to it, is gone
+            LinkViolationError  closed by us: the guest broke the protocol, do not trust it again
+
+A process that fails, a file that is missing, are results and not errors.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+
+
+class LinkError(Exception):
+    """Anything that goes wrong between agent and guest."""
+
+
+class SpawnError(LinkError):
+    """The process could not be started.
+
+    Attributes:
+        errno: the system's number, 0 when there is none.
+        errno_name: its name, as "ENOENT"; "" when there is none.
+        message: for people.
+        stage: where: "fork" (EAGAIN: the pids limit), "group", "limits", "user", "cwd", "command",
+            "shell", "context" or "request".
+    """
+
+    def __init__(self, errno: int, message: str, stage: str) -> None:
+        super().__init__(f"{stage}: {message}")
+        self.errno = errno
+        self.errno_name = _errno.errorcode.get(errno, "")
+        self.message = message
+        self.stage = stage
+
+
+class OperationError(LinkError):
+    """The guest refused a request; fields as in `SpawnError`."""
+
+    def __init__(self, errno: int, message: str) -> None:
+        super().__init__(message)
+        self.errno = errno
+        self.errno_name = _errno.errorcode.get(errno, "")
+        self.message = message
+
+
+class LinkClosedError(LinkError):
+    """There is no guest behind the link any more."""
+
+
+class LinkViolationError(LinkClosedError):
+    """The guest sent what the protocol does not allow. The sandbox is to be replaced."""

@@ -1,0 +1,388 @@
+"""The agent's side of the link to one guest."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import msgpack  # type: ignore[import-untyped]
+
+from runtime_image.guest import wire
+from runtime_image.guest.pack import dumps
+
+from .errors import LinkClosedError, LinkError, LinkViolationError, OperationError, SpawnError
+from .process import GuestProcess
+from .records import MAX_OUTPUT_LIMIT_BYTES, GuestHello, ProcessSpec
+from .transport import Transport
+
+# Bytes of stdin that ride on the spawn request itself.
+_INLINE_STDIN = 32 << 10
+_ID_BYTES = 256
+# What an earlier agent left unread in the socket buffer is a handful of frames.
+_STALE_FRAMES = 4096
+
+
+class GuestLink:
+    """A live link. One at a time may exist for a guest; a new one takes over from the last.
+
+    The guest is not trusted: sizes, types, ids and credit of everything it sends are checked, what
+    is kept of it is bounded, and the first frame that breaks the protocol closes the link with
+    `LinkViolationError` for everybody who waits.
+
+    Attributes:
+        hello: what the guest said of itself.
+        closed: set once the link is gone, whatever the reason.
+    """
+
+    hello: GuestHello
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.closed = asyncio.Event()
+        self._error: LinkClosedError | None = None
+        self._nonce = os.urandom(16)
+        self._greeting: asyncio.Future[GuestHello] | None = asyncio.get_running_loop().create_future()
+        self._stale = 0
+        self._ids = itertools.count(1)
+        self._requests: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        # Requests whose caller was cancelled; their answers still come.
+        self._abandoned: set[int] = set()
+        self._processes: dict[int, GuestProcess] = {}
+        self._by_id: dict[str, GuestProcess] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._transport = Transport(sock, on_frame=self._on_frame, on_closed=self._on_gone)
+
+    @classmethod
+    async def connect(cls, sock: socket.socket, *, timeout_s: float = 10.0) -> GuestLink:
+        """Greet the guest behind `sock` (SOCK_SEQPACKET); the link owns the socket from now on.
+
+        Raises:
+            LinkClosedError: no guest, another protocol version, or none answered in time.
+        """
+        link = cls(sock)
+        greeting = link._greeting
+        assert greeting is not None
+        try:
+            hello = {"version": wire.VERSION, "nonce": link._nonce}
+            link._transport.send(wire.frame(wire.HELLO, 0, 0, dumps(hello)))
+            async with asyncio.timeout(timeout_s):
+                link.hello = await greeting
+        except TimeoutError:
+            link.close()
+            raise LinkClosedError(f"the guest did not answer within {timeout_s} s") from None
+        except BaseException:
+            link.close()
+            raise
+        link._greeting = None
+        return link
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the guest; its processes live on as long as someone holds the socket's end."""
+        self._shut(LinkClosedError("the link was closed"))
+
+    # Processes.
+
+    async def spawn(self, spec: ProcessSpec, *, procs_fd: int | None = None) -> GuestProcess:
+        """Start a process.
+
+        Args:
+            spec: what to run.
+            procs_fd: an open `cgroup.procs` of the kill group it shall be in before it execs; stays
+                the caller's.
+
+        Returns:
+            The process, once it has become the program.
+
+        Raises:
+            SpawnError: nothing was started.
+            LinkClosedError: the guest is gone; whether it was started is unknown.
+        """
+        if (spec.argv is None) == (spec.command is None):
+            raise SpawnError(22, "give argv or command", "request")
+        request: dict[str, Any] = {
+            "op": "spawn",
+            "cwd": spec.cwd,
+            "env": dict(spec.env),
+            "user": spec.user,
+            "stdin": spec.stdin if isinstance(spec.stdin, str) else "bytes",
+            "login": spec.login,
+            "tty": None if spec.tty is None else list(spec.tty),
+            "shell": spec.shell,
+            "shell_kind": spec.shell_kind,
+            "open_files": spec.open_files,
+        }
+        if spec.argv is not None:
+            request["argv"] = list(spec.argv)
+        else:
+            request["command"] = spec.command
+        return await self._start(spec.process_id, spec.output_limit_bytes, request, spec.stdin, procs_fd)
+
+    async def _start(
+        self, process_id: str, limit: int, request: dict[str, Any], stdin: bytes | str, procs_fd: int | None
+    ) -> GuestProcess:
+        if process_id in self._by_id:
+            raise SpawnError(17, f"process {process_id} exists", "request")
+        if not 0 < len(process_id.encode()) <= _ID_BYTES or not 0 <= limit <= MAX_OUTPUT_LIMIT_BYTES:
+            raise SpawnError(22, "process_id or output_limit_bytes out of range", "request")
+        feed: bytes | None = None
+        if isinstance(stdin, bytes):
+            if len(stdin) <= _INLINE_STDIN:
+                request["stdin_data"] = stdin
+            else:
+                feed = stdin
+        handle = next(self._ids)
+        process = GuestProcess(self, process_id, handle, limit)
+        # From here on frames about it may come, also when the caller is cancelled while it starts.
+        self._processes[handle] = process
+        self._by_id[process_id] = process
+        request |= {"id": process_id, "handle": handle, "limit": limit}
+        try:
+            answer = await self.request(request, {} if procs_fd is None else {"procs": procs_fd})
+            process.pid = _pid(answer, self)
+        except OperationError as err:
+            self._drop(process)
+            stage = err.args[1] if len(err.args) > 1 else "request"
+            raise SpawnError(err.errno, err.message, stage) from None
+        process.begin(stdin_open=stdin == "open" or feed is not None)
+        if feed is not None:
+            self._background(self._feed(process, feed))
+        return process
+
+    async def _feed(self, process: GuestProcess, data: bytes) -> None:
+        try:
+            await process.write_stdin(data)
+            await process.close_stdin()
+        except LinkError:
+            # The process or the guest ended first; its exit tells.
+            pass
+
+    def _drop(self, process: GuestProcess) -> None:
+        self._processes.pop(process.handle, None)
+        if self._by_id.get(process.process_id) is process:
+            del self._by_id[process.process_id]
+
+    async def processes(self) -> list[GuestProcess]:
+        """Everything the guest still keeps, for an agent that took over.
+
+        Each runs, or has ended and was not forgotten. The guest sends what it kept of their output
+        from the start, then goes on, so that no byte within the cap and no exit is lost.
+        """
+        found: list[GuestProcess] = []
+        after = ""
+        while True:
+            answer = await self.request({"op": "list", "after": after})
+            page = answer.get("processes")
+            if not isinstance(page, list):
+                raise self._violation("a list without processes")
+            if not page:
+                return found
+            for item in page:
+                process_id = item.get("process_id") if isinstance(item, dict) else None
+                if not isinstance(process_id, str) or process_id <= after:
+                    raise self._violation("a list out of order")
+                after = process_id
+                found.append(self._by_id.get(process_id) or await self._attach(process_id, item))
+
+    async def _attach(self, process_id: str, item: dict[str, Any]) -> GuestProcess:
+        limit, age_us, received = (item.get(key) for key in ("limit", "age_us", "stdin_received"))
+        if not isinstance(limit, int) or not 0 <= limit <= MAX_OUTPUT_LIMIT_BYTES:
+            raise self._violation("a process with an odd limit")
+        handle = next(self._ids)
+        process = GuestProcess(self, process_id, handle, limit)
+        if isinstance(age_us, int) and 0 <= age_us < 1 << 53:
+            process.started_monotonic -= age_us / 1e6
+        process.pid = _pid(item, self)
+        received = received if isinstance(received, int) and 0 <= received < 1 << 62 else 0
+        process.begin(stdin_open=item.get("stdin_open") is True, stdin_received=received)
+        self._processes[handle] = process
+        try:
+            await self.request({"op": "attach", "id": process_id, "handle": handle})
+        except OperationError:
+            del self._processes[handle]
+            raise
+        self._by_id[process_id] = process
+        return process
+
+    async def forget(self, process_id: str) -> None:
+        """Free what the guest keeps of a process; call once its result is safe. Repeatable.
+
+        A process that still runs goes on, but nothing is heard of it any more.
+        """
+        await self.request({"op": "forget", "id": process_id})
+        process = self._by_id.get(process_id)
+        if process is not None:
+            self._drop(process)
+            process.on_closed(LinkClosedError("the process was forgotten"))
+
+    # The wire.
+
+    def check_open(self) -> None:
+        """Raises the error that closed the link, if one did."""
+        if self._error is not None:
+            raise self._error
+
+    async def send(self, frame: bytes) -> None:
+        """Send a frame, after those before it; waits while the socket is full."""
+        self.check_open()
+        self._transport.send(frame)
+        await self._transport.drain()
+        self.check_open()
+
+    def send_nowait(self, frame: bytes) -> None:
+        """Send or queue a frame of bounded rate (credit)."""
+        self._transport.send(frame)
+
+    async def request(self, body: Mapping[str, Any], fds: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """Ask the guest; descriptors are passed by name.
+
+        Raises:
+            OperationError: the guest refused.
+            LinkClosedError: it is gone.
+        """
+        self.check_open()
+        fds = fds or {}
+        packed = dumps({**body, "fds": list(fds)})
+        if len(packed) > wire.REQUEST_LIMIT:
+            raise OperationError(7, f"a request of {len(packed)} bytes; {wire.REQUEST_LIMIT} are allowed")
+        ident = next(self._ids)
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._requests[ident] = future
+        self._send_pieces(ident, packed, list(fds.values()))
+        try:
+            answer = await future
+        except asyncio.CancelledError:
+            if self._requests.pop(ident, None) is not None:
+                self._abandoned.add(ident)
+            raise
+        number = answer.get("errno")
+        if number is not None:
+            message, stage = answer.get("message"), answer.get("stage")
+            if not (isinstance(number, int) and isinstance(message, str) and isinstance(stage, str)):
+                raise self._violation("a failure without its reason")
+            failure = OperationError(number, message[:4096])
+            failure.args = (message[:4096], stage[:64])
+            raise failure
+        return answer
+
+    def _send_pieces(self, ident: int, packed: bytes, fds: Sequence[int]) -> None:
+        for start in range(0, len(packed), wire.BODY_LIMIT):
+            piece = packed[start : start + wire.BODY_LIMIT]
+            more = wire.MORE if start + wire.BODY_LIMIT < len(packed) else 0
+            self._transport.send(wire.frame(wire.REQUEST, more, ident, piece), fds)
+            fds = ()
+
+    def _background(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _on_frame(self, data: memoryview) -> None:
+        try:
+            kind, stream, ident, body = wire.split(data)
+            if self._greeting is not None:
+                self._on_greeting(kind, body)
+            elif kind == wire.RESPONSE:
+                self._on_response(ident, body)
+            elif kind in (wire.DATA, wire.CREDIT, wire.EXIT) and ident in self._processes:
+                process = self._processes[ident]
+                if kind == wire.DATA:
+                    process.on_data(stream, body)
+                elif kind == wire.CREDIT:
+                    process.on_credit(stream, body)
+                else:
+                    process.on_exit(_map(body))
+            else:
+                raise wire.WireError(f"frame of kind {kind} for {ident}")
+        except wire.WireError as err:
+            self._violation(str(err))
+
+    def _on_greeting(self, kind: int, body: memoryview) -> None:
+        assert self._greeting is not None
+        answer = _map(body) if kind == wire.HELLO else {}
+        if answer.get("nonce") != self._nonce:
+            # Meant for the agent before us.
+            self._stale += 1
+            if self._stale > _STALE_FRAMES:
+                raise wire.WireError("no hello among the first frames")
+            return
+        if self._greeting.done():
+            raise wire.WireError("a second hello")
+        version, pid, greeted, processes = (
+            answer.get(key) for key in ("version", "pid", "greeted", "processes")
+        )
+        shells = answer.get("shells")
+        if version != wire.VERSION:
+            self._shut(LinkClosedError(f"the guest speaks version {version!r:.20}, not {wire.VERSION}"))
+            return
+        if not (
+            isinstance(pid, int)
+            and isinstance(greeted, int)
+            and isinstance(processes, int)
+            and isinstance(shells, list)
+            and all(shell in ("bash", "sh") for shell in shells)
+        ):
+            raise wire.WireError("an odd hello")
+        self._greeting.set_result(
+            GuestHello(
+                version=wire.VERSION, pid=pid, shells=tuple(shells), greeted=greeted, processes=processes
+            )
+        )
+
+    def _on_response(self, ident: int, body: memoryview) -> None:
+        answer = _map(body)
+        future = self._requests.pop(ident, None)
+        if future is None:
+            if ident not in self._abandoned:
+                raise wire.WireError(f"an answer to no request {ident}")
+            self._abandoned.discard(ident)
+        elif not future.done():
+            future.set_result(answer)
+
+    def _violation(self, message: str) -> LinkViolationError:
+        error = LinkViolationError(f"the guest broke the protocol: {message}")
+        self._shut(error)
+        return error
+
+    def _on_gone(self, reason: str) -> None:
+        self._shut(LinkClosedError(reason))
+
+    def _shut(self, error: LinkClosedError) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        self._transport.close()
+        if self._greeting is not None and not self._greeting.done():
+            self._greeting.set_exception(error)
+        for future in self._requests.values():
+            if not future.done():
+                future.set_exception(error)
+        self._requests.clear()
+        for process in self._processes.values():
+            process.on_closed(error)
+        self.closed.set()
+
+
+def _map(body: memoryview) -> dict[str, Any]:
+    try:
+        value = msgpack.unpackb(body, raw=False, strict_map_key=True, unicode_errors="replace", max_ext_len=0)
+    except Exception as err:  # noqa: BLE001 - the library's errors have no common base; all mean the same
+        raise wire.WireError(f"not a packed map: {err!r:.80}") from None
+    if not isinstance(value, dict):
+        raise wire.WireError("not a map")
+    return value
+
+
+def _pid(answer: dict[str, Any], link: GuestLink) -> int:
+    pid = answer.get("pid")
+    if not isinstance(pid, int) or not 0 < pid < 1 << 32:
+        raise link._violation("a process without pid")
+    return pid

@@ -1,0 +1,192 @@
+"""The start, and the dispatch of what the agent asks."""
+
+from __future__ import annotations
+
+import _socket
+import fcntl
+import gc
+import os
+import resource
+from errno import EEXIST, EINVAL, ENOSYS, ESRCH
+
+from . import wire
+from .channel import Channel
+from .launch import DEFAULT_PATH
+from .loop import Loop, complain
+from .pack import dumps, loads
+from .process import Process
+from .reaper import Reaper
+from .spawn import failure, start_exec
+from .system import harden
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal
+    from typing import Any
+else:
+    import _signal
+
+# A page of `list`: its reply must fit one frame.
+_PAGE = 64
+
+
+class Guest:
+    """All of the guest's state: processes, helpers, and the link they answer on."""
+
+    def __init__(self, sock: _socket.socket, devnull: int) -> None:
+        self.devnull = devnull
+        self.loop = Loop()
+        self.reaper = Reaper(self.loop)
+        self.channel = Channel(self.loop, sock, self._frame, self._closed)
+        self.processes: dict[str, Process] = {}
+        self._handles: dict[int, Process] = {}
+        self._pieces: dict[int, tuple[bytearray, list[int]]] = {}
+        self._greeted = 0
+
+    def drop(self, process: Process) -> None:
+        """Know nothing of `process` any more."""
+        if self.processes.get(process.process_id) is process:
+            del self.processes[process.process_id]
+        for handle in [h for h, known in self._handles.items() if known is process]:
+            del self._handles[handle]
+
+    def _closed(self) -> None:
+        # Neither an agent nor whoever keeps the socket for the next one: nobody will ever ask.
+        self.loop.running = False
+
+    def _frame(self, kind: int, stream: int, ident: int, body: memoryview, fds: list[int]) -> None:
+        if kind == wire.REQUEST:
+            self._piece(stream, ident, body, fds)
+            return
+        for fd in fds:
+            os.close(fd)
+        if kind == wire.HELLO:
+            self._hello(body)
+            return
+        process = self._handles.get(ident)
+        if process is None:
+            # Ended or forgotten while the frame was on its way.
+            return
+        if kind == wire.DATA and process.stdin is not None:
+            process.stdin.feed(body[wire.OFFSET.size :])
+        elif kind == wire.END and process.stdin is not None:
+            process.stdin.end()
+        elif kind == wire.CREDIT and stream in process.outputs:
+            process.outputs[stream].allow(wire.number(body))
+
+    def _hello(self, body: memoryview) -> None:
+        asked = loads(body)
+        assert isinstance(asked, dict)
+        self.channel.reset()
+        for _, fds in self._pieces.values():
+            for fd in fds:
+                os.close(fd)
+        self._pieces.clear()
+        for process in self.processes.values():
+            process.detach()
+        self._handles.clear()
+        self._greeted += 1
+        shells = [
+            name
+            for name in ("bash", "sh")
+            if any(os.access(f"{directory}/{name}", os.X_OK) for directory in DEFAULT_PATH.split(":"))
+        ]
+        answer = {
+            "version": wire.VERSION,
+            "nonce": asked.get("nonce"),
+            "pid": os.getpid(),
+            "shells": shells,
+            "greeted": self._greeted,
+            "processes": len(self.processes),
+        }
+        self.channel.post(wire.frame(wire.HELLO, 0, 0, dumps(answer)))
+
+    def _piece(self, stream: int, ident: int, body: memoryview, fds: list[int]) -> None:
+        data, held = self._pieces.pop(ident, (bytearray(), []))
+        data += body
+        held += fds
+        if stream & wire.MORE:
+            self._pieces[ident] = (data, held)
+            return
+        try:
+            request = loads(data)
+            assert isinstance(request, dict)
+            names = dict(zip(request.get("fds", ()), held, strict=False))
+            self._request(ident, request, names)
+        except Exception as err:  # noqa: BLE001 - every request is answered
+            complain(f"request {ident}: {err!r}")
+            self.reply(ident, failure(getattr(err, "errno", None) or EINVAL, repr(err), "request"))
+        finally:
+            for fd in held:
+                os.close(fd)
+
+    def reply(self, ident: int, body: dict[str, Any]) -> None:
+        """Answer request `ident`; the body is cut to fit a frame only by who makes it."""
+        self.channel.post(wire.frame(wire.RESPONSE, 0, ident, dumps(body)))
+
+    def _request(self, ident: int, request: dict[str, Any], fds: dict[str, int]) -> None:
+        op = request["op"]
+        if op == "spawn":
+            self._spawn(ident, request, fds.get("procs"))
+        elif op == "forget":
+            process = self.processes.get(request["id"])
+            if process is not None:
+                process.forget()
+                self.drop(process)
+            self.reply(ident, {})
+        elif op == "list":
+            after = request.get("after") or ""
+            names = sorted(name for name in self.processes if name > after)[:_PAGE]
+            self.reply(ident, {"processes": [self.processes[name].describe() for name in names]})
+        elif op == "attach":
+            process = self.processes.get(request["id"])
+            if process is None:
+                self.reply(ident, failure(ESRCH, f"no process {request['id']}", "request"))
+                return
+            self._handles[request["handle"]] = process
+            self.reply(ident, process.describe())
+            process.attach(request["handle"])
+        elif op == "resize":
+            self.processes[request["id"]].resize(*request["size"])
+            self.reply(ident, {})
+        else:
+            self.reply(ident, failure(ENOSYS, f"no operation {op!r}", "request"))
+
+    def _spawn(self, ident: int, spec: dict[str, Any], procs_fd: int | None) -> None:
+        name, handle = spec["id"], spec["handle"]
+        if name in self.processes:
+            self.reply(ident, failure(EEXIST, f"process {name} exists", "request"))
+            return
+        process = Process(self.loop, self.channel, name, handle)
+        self.processes[name] = process
+        self._handles[handle] = process
+
+        def reply(body: dict[str, Any]) -> None:
+            if "errno" in body:
+                self.drop(process)
+            self.reply(ident, body)
+
+        start_exec(self, spec, process, procs_fd, reply)
+
+
+def take_link() -> _socket.socket:
+    """The socket the guest was started with, moved away from descriptor 0."""
+    fd = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 10)
+    return _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fd)
+
+
+def main() -> None:
+    """Run the guest until the link closes."""
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+    sock = take_link()
+    devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(devnull, 0)
+    harden()
+    # Many processes at once mean many pipes; what the guest starts gets its own limit.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    guest = Guest(sock, devnull)
+    gc.collect()
+    gc.freeze()
+    guest.loop.run()
