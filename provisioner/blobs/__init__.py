@@ -1,0 +1,1 @@
+"""Bytes that outlive hosts: a port and its adapters."""

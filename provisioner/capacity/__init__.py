@@ -1,0 +1,1 @@
+"""Hosts come and go: a port and its adapters."""

@@ -1,0 +1,1 @@
+"""State: a port and its adapters."""
