@@ -142,7 +142,7 @@ class Launch:
                 rootfs=self._places.merged,
                 argv=settings.guest_argv,
                 hostname=spec.hostname,
-                env=spec.env_defaults,
+                env=settings.guest_env,
                 limits=spec.resources,
                 cgroup_path=f"/{settings.cgroup_name}/{spec.sandbox_id}",
                 id_base=identity.id_base,

@@ -16,6 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from runtime_image.agent.guest_runtime import GUEST_ENV, GUEST_MOUNT, guest_argv
+
 # Ids a sandbox has for itself: what a Linux image expects (0 to 65,535).
 ID_RANGE_SIZE: Final = 65_536
 
@@ -104,7 +106,6 @@ class SandboxSpec:
     layers: tuple[Path, ...]
     resources: Limits = Limits()
     hostname: str = "sandbox"
-    env_defaults: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.sandbox_id or not all(
@@ -156,8 +157,7 @@ class RuntimeSettings:
     home: Path
     """One runtime at a time per home; holds records, disks and runc's state."""
     guest_dir: Path
-    """The built guest runtime, mounted read-only at `guest_mount`."""
-    guest_argv: tuple[str, ...]
+    """The built guest runtime, mounted read-only at `guest_mount`; its files belong to root, readable by all."""
     cgroup_name: str
     """Top cgroup of this agent; unique on the machine, so that a sweep touches only what is ours."""
     id_base: int = 1_000_000 * 1024
@@ -167,6 +167,8 @@ class RuntimeSettings:
     run_dir: Path = Path("/run/shoal")
     """Where root filesystems are mounted while runc starts, below the cgroup's name. Others must be able
     to traverse it: the starting process is nobody outside by then."""
-    guest_mount: str = "/.shoal"
+    guest_argv: tuple[str, ...] = tuple(guest_argv())
+    guest_env: Mapping[str, str] = dataclasses.field(default_factory=lambda: dict(GUEST_ENV))
+    guest_mount: str = GUEST_MOUNT
     start_timeout_s: float = 60.0
     defences: Defences = Defences()

@@ -36,12 +36,6 @@ MASKED_PATHS: Final = (
 )  # fmt: skip
 READONLY_PATHS: Final = ("/proc/bus", "/proc/driver", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/tty")
 
-DEFAULT_ENV: Final = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "LANG": "C.UTF-8",
-    "TZ": "UTC",
-    "TERM": "dumb",
-}
 # Above the agent's 0: the host kills sandboxes first. The guest raises its children further.
 _OOM_SCORE_ADJ: Final = 100
 
@@ -87,7 +81,7 @@ def _process(bundle: Bundle) -> dict[str, Any]:
         "terminal": False,
         "user": {"uid": 0, "gid": 0},
         "args": list(bundle.argv),
-        "env": [f"{name}={value}" for name, value in {**DEFAULT_ENV, **bundle.env}.items()],
+        "env": [f"{name}={value}" for name, value in bundle.env.items()],
         "cwd": "/",
         # Nothing inheritable or ambient: another user inside starts with none at all.
         "capabilities": {"bounding": held, "effective": held, "permitted": held},
