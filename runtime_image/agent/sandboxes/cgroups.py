@@ -160,6 +160,12 @@ class SandboxCgroup:
             _field(memory / "memory.oom_control", "oom_kill"),
         )
 
+    def oom_kills(self) -> int:
+        """How often the memory limit has killed a process."""
+        if self._layout.kind == "v2":
+            return _field(self.unified / "memory.events", "oom_kill")
+        return _field(self._of("memory") / "memory.oom_control", "oom_kill")
+
     def freeze(self, *, timeout_s: float) -> None:
         """Returns when every process is really frozen; raises TimeoutError (and thaws) otherwise."""
         _write(self.unified / "cgroup.freeze", "1")

@@ -145,6 +145,13 @@ class SandboxRuntime:
             oom_kills=kills,
         )
 
+    def oom_kills(self, sandbox: Sandbox) -> int:
+        """How many processes the memory limit has killed so far: one small read, for every action. Raises SandboxGone."""
+        try:
+            return self._ready().cgroup(sandbox.sandbox_id).oom_kills()
+        except OSError as error:
+            raise SandboxGone(sandbox.sandbox_id) from error
+
     def kill_group(self, sandbox: Sandbox, name: str) -> KillGroup:
         """Makes (or finds) the kill group `name`: letters, digits, '_', '-'. Raises SandboxGone."""
         if not name or len(name) > 128 or not all(c.isascii() and (c.isalnum() or c in "_-") for c in name):
