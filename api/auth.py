@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from api.routing import Caller
+from provisioner.auth import Principal
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.states import Scope
 
@@ -18,7 +18,7 @@ _MAX_CACHED = 10_000
 class KeyCheck(Protocol):
     """What authentication needs of the provisioner."""
 
-    async def authenticate(self, key: str) -> Caller:
+    async def authenticate(self, key: str) -> Principal:
         """Who a key belongs to.
 
         Raises:
@@ -35,9 +35,9 @@ class Gate:
         self._keys = keys
         self._cache_s = cache_s
         self._clock = clock
-        self._known: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[float, Principal]] = OrderedDict()
 
-    async def admit(self, headers: Iterable[tuple[bytes, bytes]], scopes: tuple[Scope, ...]) -> Caller:
+    async def admit(self, headers: Iterable[tuple[bytes, bytes]], scopes: tuple[Scope, ...]) -> Principal:
         """Who asks, if they may.
 
         Args:
@@ -60,7 +60,7 @@ class Gate:
         check_scope(caller, scopes)
         return caller
 
-    async def _verify(self, value: bytes) -> Caller:
+    async def _verify(self, value: bytes) -> Principal:
         caller = await self._keys.authenticate(bearer(value))
         self._known[value] = (self._clock() + self._cache_s, caller)
         self._known.move_to_end(value)
@@ -80,7 +80,7 @@ def bearer(value: bytes) -> str:
     return value[len(_BEARER) :].strip().decode("latin-1")
 
 
-def check_scope(caller: Caller, scopes: tuple[Scope, ...]) -> None:
+def check_scope(caller: Principal, scopes: tuple[Scope, ...]) -> None:
     """Refuse a caller that has none of the scopes.
 
     Raises:

@@ -11,24 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from provisioner.auth import Principal
 from shoal.contract.base import HostId, KeyId, SessionId, TenantId
 from shoal.contract.errors import ErrorCode, ErrorDetail, ShoalError
 from shoal.contract.sessions import End
-from shoal.contract.states import Scope, SessionState
+from shoal.contract.states import SessionState
 
 #: Seconds before its expiry at which a token is not used any more.
 _TOKEN_MARGIN_S = 5.0
-
-
-class Caller(Protocol):
-    """Who asks: what authentication found out about the key."""
-
-    @property
-    def tenant(self) -> TenantId: ...
-    @property
-    def key(self) -> KeyId: ...
-    @property
-    def scopes(self) -> frozenset[Scope]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,14 +44,14 @@ class Location:
 class Locator(Protocol):
     """What routing needs of the provisioner."""
 
-    async def locate(self, caller: Caller, session: SessionId, *, wait_s: float) -> Location:
+    async def locate(self, caller: Principal, session: SessionId, *, wait_s: float) -> Location:
         """Where a session is; one that is on its way (pending, starting, restoring) is waited for up to `wait_s`.
 
         Raises:
             ShoalError: NOT_FOUND when this caller sees no such session.
         """
 
-    def token(self, caller: Caller, location: Location) -> tuple[str, float]:
+    def token(self, caller: Principal, location: Location) -> tuple[str, float]:
         """A route token for it, and for how many seconds it is good."""
 
 
@@ -122,18 +112,18 @@ class Routes:
         self._clock = clock
         self._known: OrderedDict[tuple[SessionId, KeyId], Route] = OrderedDict()
 
-    def known(self, caller: Caller, session: SessionId) -> Route | None:
+    def known(self, caller: Principal, session: SessionId) -> Route | None:
         """The remembered route, while it is fresh."""
         route = self._known.get((session, caller.key))
         if route is None or route.until <= self._clock():
             return None
         return route
 
-    def forget(self, caller: Caller, session: SessionId) -> None:
+    def forget(self, caller: Principal, session: SessionId) -> None:
         """Do not use the remembered route again."""
         self._known.pop((session, caller.key), None)
 
-    async def find(self, caller: Caller, session: SessionId, *, wait_s: float) -> Route:
+    async def find(self, caller: Principal, session: SessionId, *, wait_s: float) -> Route:
         """The route, from memory or from the store.
 
         Args:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from api.routing import Caller, Location
+from api.routing import Location
+from provisioner.auth import Principal
 from shoal.contract.actions import ActionRecord
 from shoal.contract.base import HostId, KeyId, SessionId, TenantId
 from shoal.contract.errors import ErrorCode, ShoalError
@@ -21,26 +22,17 @@ TENANT = TenantId("ten_1")
 FULL_KEY, READING_KEY = KeyId("key_1"), KeyId("key_2")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FakeCaller:
-    """Who asks."""
-
-    tenant: TenantId = TENANT
-    key: KeyId = FULL_KEY
-    scopes: frozenset[Scope] = frozenset((Scope.SESSIONS,))
-
-
 class FakeKeys:
     """Knows two keys, and counts how often it is asked."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.keys = {
-            KEY: FakeCaller(scopes=frozenset((Scope.ADMIN,))),
-            READER: FakeCaller(key=READING_KEY, scopes=frozenset((Scope.READ,))),
+            KEY: Principal(tenant=TENANT, key=FULL_KEY, scopes=frozenset((Scope.ADMIN,))),
+            READER: Principal(tenant=TENANT, key=READING_KEY, scopes=frozenset((Scope.READ,))),
         }
 
-    async def authenticate(self, key: str) -> Caller:
+    async def authenticate(self, key: str) -> Principal:
         self.asked += 1
         try:
             return self.keys[key]
@@ -56,14 +48,14 @@ class FakeLocator:
     asked: list[tuple[str, float]] = field(default_factory=list)
     tokens: int = 0
 
-    async def locate(self, caller: Caller, session: SessionId, *, wait_s: float) -> Location:
+    async def locate(self, caller: Principal, session: SessionId, *, wait_s: float) -> Location:
         self.asked.append((session, wait_s))
         known = self.places.get(session)
         if not known or known[0].tenant != caller.tenant:
             raise ShoalError(ErrorCode.NOT_FOUND, f"no session {session}")
         return known.pop(0) if len(known) > 1 else known[0]
 
-    def token(self, caller: Caller, location: Location) -> tuple[str, float]:
+    def token(self, caller: Principal, location: Location) -> tuple[str, float]:
         self.tokens += 1
         return f"token-{location.host}-{location.epoch}-{self.tokens}", 60.0
 

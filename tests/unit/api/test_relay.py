@@ -21,6 +21,7 @@ from api.metrics import Metrics
 from api.relay import Relay
 from api.routing import Routes
 from api.settings import ApiSettings
+from api.upstream import Upstream
 from shoal.contract.actions import ActionRecord, Exec, ExecObservation
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.states import ActionStatus, SessionState
@@ -63,14 +64,9 @@ async def open_house(settings: ApiSettings | None = None) -> AsyncIterator[House
     keys, locator, archive, metrics = FakeKeys(), FakeLocator(), FakeArchive(), Metrics()
     async with (
         ScriptedAgent() as agent,
-        Relay(
-            gate=Gate(keys, cache_s=5.0),
-            routes=Routes(locator, cache_s=15.0),
-            archive=archive,
-            metrics=metrics,
-            settings=settings,
-        ) as relay,
+        Upstream(routes=Routes(locator, cache_s=15.0), metrics=metrics, settings=settings) as upstream,
     ):
+        relay = Relay(gate=Gate(keys, cache_s=5.0), upstream=upstream, archive=archive, settings=settings)
         locator.places[SESSION] = [running(SESSION, agent.address)]
         front = Front(app=_no_app, relay=relay, metrics=metrics)
         transport = httpx.ASGITransport(app=front)

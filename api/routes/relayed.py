@@ -1,0 +1,159 @@
+"""The relayed routes, declared for the OpenAPI document.
+
+`api.front` answers them before FastAPI sees the request (see `api.calls`), so these functions never run: they are
+here because parameters, bodies and answers are best written down where all the others are. A test holds the two
+lists together.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NoReturn
+
+from fastapi import APIRouter, Body, Header, Path, Query, Response
+
+from shoal.contract.actions import (
+    ActionList,
+    ActionRecord,
+    ActionRequest,
+    StdinWrite,
+    TtyResize,
+)
+from shoal.contract.base import MAX_WAIT_S
+
+router = APIRouter(prefix="/v1/sessions/{id}")
+
+SessionPath = Annotated[str, Path(description="The session's id.")]
+ActionPath = Annotated[str, Path(description="The action's own id, percent-encoded where it has a slash.")]
+Offset = Annotated[int, Query(ge=0, description="Bytes of this stream that the caller has already.")]
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the end of the action.")]
+FilePath = Annotated[str, Query(description="Absolute, or relative to the session's working directory.")]
+_BYTES: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_RUNNING: dict[int | str, dict[str, Any]] = {
+    202: {"model": ActionRecord | ActionList, "description": "It still runs: poll it, or repeat the request."}
+}
+
+
+def _relayed() -> NoReturn:
+    raise AssertionError("the front answers relayed routes")
+
+
+@router.post(
+    "/actions",
+    response_model=ActionRecord | ActionList,
+    responses=_RUNNING,
+    tags=["actions"],
+    summary="Act: run one step, or a list of them",
+)
+async def act(id: SessionPath, body: ActionRequest) -> NoReturn:
+    """Runs an action and answers its observation. The same `id` never runs twice: it answers what was recorded
+    (`replayed: true`) or joins the running one. A command's failure is an observation with 200, never an error."""
+    _relayed()
+
+
+@router.get(
+    "/actions/{action}",
+    response_model=ActionRecord,
+    responses={202: {"model": ActionRecord, "description": "It still runs."}},
+    tags=["actions"],
+    summary="Read or wait for an action",
+)
+async def get_action(
+    id: SessionPath,
+    action: ActionPath,
+    wait_s: Wait = 0.0,
+    stdout_offset: Offset = 0,
+    stderr_offset: Offset = 0,
+) -> NoReturn:
+    """The record of an action; while it runs, what it printed after the offsets. Also after the session ended."""
+    _relayed()
+
+
+@router.delete(
+    "/actions/{action}", response_model=ActionRecord, tags=["actions"], summary="Kill a running action"
+)
+async def kill_action(id: SessionPath, action: ActionPath) -> NoReturn:
+    """Ends the whole process tree of the action; what it printed is kept."""
+    _relayed()
+
+
+@router.get(
+    "/actions/{action}/stream",
+    response_class=Response,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    tags=["actions"],
+    summary="Follow an action's output as server-sent events",
+)
+async def stream_action(
+    id: SessionPath,
+    action: ActionPath,
+    last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
+) -> NoReturn:
+    """Events `stdout`, `stderr` and `exit`; a comment every 15 seconds keeps the connection alive."""
+    _relayed()
+
+
+@router.post(
+    "/actions/{action}/stdin", tags=["actions"], summary="Write to a running action's standard input"
+)
+async def write_stdin(id: SessionPath, action: ActionPath, body: StdinWrite) -> NoReturn:
+    """For actions started with `stdin_open` or a terminal; `close` ends the input."""
+    _relayed()
+
+
+@router.post("/actions/{action}/resize", tags=["actions"], summary="Resize a running action's terminal")
+async def resize_tty(id: SessionPath, action: ActionPath, body: TtyResize) -> NoReturn:
+    """For actions with a `tty`."""
+    _relayed()
+
+
+@router.get(
+    "/trajectory",
+    response_class=Response,
+    responses={200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}},
+    tags=["actions"],
+    summary="The session's log, as JSON lines",
+)
+async def trajectory(
+    id: SessionPath,
+    after_seq: Annotated[int, Query(ge=0, description="Only actions after this seq.")] = 0,
+) -> NoReturn:
+    """One ActionRecord a line, ordered by epoch and seq. Also after the session ended."""
+    _relayed()
+
+
+@router.get(
+    "/files",
+    response_class=Response,
+    responses={200: {"content": _BYTES}},
+    tags=["files"],
+    summary="Download a file, or a directory as a tar",
+)
+async def get_file(id: SessionPath, path: FilePath) -> NoReturn:
+    """Raw bytes, streamed, of any size."""
+    _relayed()
+
+
+@router.put("/files", tags=["files"], summary="Upload a file, or a tar into a directory")
+async def put_file(
+    id: SessionPath,
+    path: FilePath,
+    body: Annotated[bytes, Body(media_type="application/octet-stream")],
+    mode: Annotated[
+        str | None, Query(description="Octal, such as 755; None keeps the file's, else 644.")
+    ] = None,
+    owner: Annotated[str | None, Query(description="None keeps the file's, else the session's user.")] = None,
+    create_parents: Annotated[bool, Query(description="Make missing directories above it.")] = True,
+) -> NoReturn:
+    """Raw bytes, streamed, of any size; written aside and renamed when whole."""
+    _relayed()
+
+
+@router.api_route(
+    "/ports/{port}/{path:path}",
+    methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+    tags=["later"],
+    summary="Reach a server inside the sandbox (not implemented yet)",
+)
+async def port(id: SessionPath, port: int, path: str) -> NoReturn:
+    """Answers 501 `not_implemented` in this version."""
+    _relayed()
