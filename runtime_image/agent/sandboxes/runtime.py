@@ -146,7 +146,7 @@ class SandboxRuntime:
         )
 
     def oom_kills(self, sandbox: Sandbox) -> int:
-        """How many processes the memory limit has killed so far: one small read, for every action. Raises SandboxGone."""
+        """How many processes the memory limit has killed so far: one small read. Raises SandboxGone."""
         try:
             return self._ready().cgroup(sandbox.sandbox_id).oom_kills()
         except OSError as error:
