@@ -155,10 +155,11 @@ def packages_of(root: Path) -> dict[str, str]:
 
 def _lay_files(loaded: LoadedRecipe, into: Path) -> None:
     into.mkdir(mode=0o755)
-    for path, mode in _STANDARD_DIRECTORIES.items():
-        (into / path).mkdir(exist_ok=True)
-        (into / path).chmod(mode)
     recipe = loaded.recipe
+    if recipe.variant in ("extract", "custom"):  # else they come with Debian's base-files
+        for path, mode in _STANDARD_DIRECTORIES.items():
+            (into / path).mkdir(exist_ok=True)
+            (into / path).chmod(mode)
     for path in [*recipe.directories, *([recipe.workdir] if recipe.workdir else [])]:
         (into / path.strip("/")).mkdir(parents=True, exist_ok=True)
     for path, (data, mode) in loaded.contents.items():

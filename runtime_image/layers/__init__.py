@@ -1,7 +1,9 @@
 """Layers: directory trees in overlayfs form, and the blobs they travel as."""
 
 from runtime_image.layers.cache import CachedLayer, LayerCache
-from runtime_image.layers.copy import copy_tree, flush
+from runtime_image.layers.changes import Changes, changes
+from runtime_image.layers.copy import copy_tree, dress_root, flush
+from runtime_image.layers.delta import Delta, delta
 from runtime_image.layers.dirs import remove_tree
 from runtime_image.layers.errors import (
     DigestMismatch,
@@ -11,22 +13,32 @@ from runtime_image.layers.errors import (
     TreeChanged,
     TreeUnsupported,
 )
+from runtime_image.layers.index import LayerIndex, index
 from runtime_image.layers.pack import PackedLayer, UnpackedLayer, pack, unpack
+from runtime_image.layers.squash import squash
 
 __all__ = [
     "CachedLayer",
+    "Changes",
+    "Delta",
     "DigestMismatch",
     "LayerCache",
     "LayerError",
+    "LayerIndex",
     "LayerRefused",
     "PackedLayer",
     "ParentMismatch",
     "TreeChanged",
     "TreeUnsupported",
     "UnpackedLayer",
+    "changes",
     "copy_tree",
+    "delta",
+    "dress_root",
     "flush",
+    "index",
     "pack",
     "remove_tree",
+    "squash",
     "unpack",
 ]

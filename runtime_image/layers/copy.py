@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from runtime_image.layers.dirs import open_root
@@ -32,6 +33,20 @@ def copy_tree(src: Path, dst: Path) -> Counts:
     dst.mkdir(mode=0o700)
     with TreeSink(dst) as sink:
         return feed(walk(src), sink)
+
+
+def dress_root(upper: Path, layer: Path) -> None:
+    """Gives a new upper's root the owner, mode, time and xattrs of a layer's root.
+
+    Overlayfs shows the topmost root directory's, and a fresh upper is the topmost.
+
+    Args:
+        upper: An empty directory.
+        layer: The topmost of the lowers.
+    """
+    with TreeSink(upper) as sink:
+        root = next(walk(layer)).entry
+        sink.put(replace(root, opaque=False))
 
 
 def flush(tree: Path) -> None:

@@ -24,7 +24,7 @@ from runtime_image.layers.errors import TreeChanged, TreeUnsupported
 # nested directories cost the square of its depth.
 MAX_PATH_BYTES = 32 * 1024
 
-_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOATIME
+_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Kinds that may have several names and are the same thing under each.
 _LINKABLE = frozenset({Kind.FILE, Kind.SYMLINK, Kind.FIFO})
 
@@ -44,6 +44,17 @@ class Found:
     dir_fd: int
     name: str
     under_opaque: bool
+
+    def names(self) -> set[str]:
+        """The names in a directory; empty when it has vanished."""
+        try:
+            fd = os.open(self.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self.dir_fd)
+        except OSError:
+            return set()
+        try:
+            return set(os.listdir(fd))
+        finally:
+            os.close(fd)
 
     def open(self) -> int:
         """Opens a regular file for reading.
@@ -71,7 +82,11 @@ class _Level:
 
 
 def walk(
-    tree: Path, *, xattrs: bool = True, descend: Callable[[Entry], bool] | None = None
+    tree: Path,
+    *,
+    xattrs: bool = True,
+    descend: Callable[[Entry], bool] | None = None,
+    live: bool = False,
 ) -> Iterator[Found]:
     """Yields the root, then everything below it, parents first and siblings sorted by name.
 
@@ -79,9 +94,10 @@ def walk(
         xattrs: Read extended attributes of everything; otherwise of directories only, as far as the
             opaque mark needs it.
         descend: Asked for each directory below the root; False skips what is in it.
+        live: Somebody is writing: pass over what vanishes.
 
     Raises:
-        TreeChanged: Something vanished under the walk.
+        TreeChanged: Something vanished under the walk, unless `live`.
         TreeUnsupported: The tree cannot be a layer.
     """
     with DirStack(tree) as stack:
@@ -104,13 +120,17 @@ def walk(
                 st = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 entry = _entry(level.prefix + name, name, st, fd, xattrs)
             except FileNotFoundError as error:
+                if live:
+                    continue
                 raise TreeChanged(f"{(level.prefix + name)[:200]!r} vanished") from error
             opaque = level.opaque or entry.opaque
             yield Found(entry=entry, stat=st, dir_fd=fd, name=name, under_opaque=opaque)
             if entry.kind is Kind.DIRECTORY and (descend is None or descend(entry)):
                 try:
                     fd = stack.enter(name)
-                except OSError as error:
+                except (FileNotFoundError, NotADirectoryError) as error:
+                    if live:
+                        continue
                     raise TreeChanged(f"{entry.path[:200]!r}: {error.strerror}") from error
                 levels.append(_Level(sorted(os.listdir(fd)), entry.path + "/", opaque))
 
