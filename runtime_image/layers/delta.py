@@ -77,12 +77,12 @@ class DeltaPlan:
     """What to write.
 
     Attributes:
-        write: Paths to take from the tree.
+        write: Paths to take from the tree, the root always.
         keep_opaque: Those of them whose opaque mark, if they have one, stays.
         whiteouts: Paths to hide that are no longer in the tree at all.
     """
 
-    write: set[str] = field(default_factory=set)
+    write: set[str] = field(default_factory=lambda: {""})
     keep_opaque: set[str] = field(default_factory=set)
     whiteouts: set[str] = field(default_factory=set)
 

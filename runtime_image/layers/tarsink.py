@@ -18,6 +18,8 @@ XATTR_PREFIX = "SCHILY.xattr."
 # OCI has no way to say that a file is really called `.wh.something`. Ours is a pax record that other
 # tools ignore.
 LITERAL_KEY = "SHOAL.literal"
+# The other way round: the whiteout of such a file, whose name other tools take for AUFS's bookkeeping.
+WHITEOUT_KEY = "SHOAL.whiteout"
 
 _BLOCK = 512
 _CHUNK = 1024 * 1024
@@ -48,7 +50,10 @@ class TarSink:
     def put(self, entry: Entry, content: Content | None = None) -> None:
         if entry.kind is Kind.WHITEOUT:
             parent, _, name = entry.path.rpartition("/")
-            self._mark(f"{parent}/{WHITEOUT_PREFIX}{name}" if parent else WHITEOUT_PREFIX + name)
+            self._mark(
+                f"{parent}/{WHITEOUT_PREFIX}{name}" if parent else WHITEOUT_PREFIX + name,
+                hides_literal=name.startswith(WHITEOUT_PREFIX),
+            )
             return
         info = self._info(entry)
         if entry.kind is Kind.FILE:
@@ -98,9 +103,11 @@ class TarSink:
         info.pax_headers = records
         return info
 
-    def _mark(self, path: str) -> None:
+    def _mark(self, path: str, *, hides_literal: bool = False) -> None:
         info = tarfile.TarInfo(path)
         info.mode = 0
+        if hides_literal:
+            info.pax_headers = {WHITEOUT_KEY: "1"}
         self._header(info)
 
     def _file(self, info: tarfile.TarInfo, entry: Entry, content: Content) -> None:

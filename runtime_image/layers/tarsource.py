@@ -11,7 +11,7 @@ from typing import IO, cast
 from runtime_image.layers.entries import Entry, Kind, keeps_xattr
 from runtime_image.layers.errors import LayerRefused
 from runtime_image.layers.stream import TarReader
-from runtime_image.layers.tarsink import LITERAL_KEY, OPAQUE_NAME, WHITEOUT_PREFIX, XATTR_PREFIX
+from runtime_image.layers.tarsink import LITERAL_KEY, OPAQUE_NAME, WHITEOUT_KEY, WHITEOUT_PREFIX, XATTR_PREFIX
 from runtime_image.layers.treesink import TreeSink
 
 # A tree of more entries than this fits no sandbox disk (one inode each), and no index in memory.
@@ -90,7 +90,7 @@ def _take(member: tarfile.TarInfo, reader: TarReader, sink: TreeSink, done: Extr
         raise LayerRefused("a negative size", path)
     parent, _, name = path.rpartition("/")
     if name.startswith(WHITEOUT_PREFIX) and LITERAL_KEY not in member.pax_headers:
-        _take_mark(parent, name, path, sink)
+        _take_mark(parent, name, path, sink, literal=WHITEOUT_KEY in member.pax_headers)
     elif member.type == tarfile.LNKTYPE:
         sink.link(path, clean_path(member.linkname))
     elif member.isdir():
@@ -108,12 +108,12 @@ def _take(member: tarfile.TarInfo, reader: TarReader, sink: TreeSink, done: Extr
         raise LayerRefused(f"an entry of unknown type {member.type!r}", path)
 
 
-def _take_mark(parent: str, name: str, path: str, sink: TreeSink) -> None:
-    if name == OPAQUE_NAME:
+def _take_mark(parent: str, name: str, path: str, sink: TreeSink, *, literal: bool) -> None:
+    if name == OPAQUE_NAME and not literal:
         sink.make_opaque(parent)
         return
     hidden = name.removeprefix(WHITEOUT_PREFIX)
-    if hidden.startswith(WHITEOUT_PREFIX):
+    if hidden.startswith(WHITEOUT_PREFIX) and not literal:
         return  # AUFS's own bookkeeping, which the image specification says to ignore
     if hidden in ("", ".", ".."):
         raise LayerRefused("a whiteout of nothing", path)
