@@ -18,10 +18,12 @@ from .process import Process
 from .reaper import Reaper
 from .spawn import failure, start_exec
 from .system import harden
+from .workers import start_worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
+    from resource import struct_rusage
     from typing import Any
 else:
     import _signal
@@ -42,6 +44,8 @@ class Guest:
         self._handles: dict[int, Process] = {}
         self._pieces: dict[int, tuple[bytearray, list[int]]] = {}
         self._greeted = 0
+        # Helpers at work: request id -> pid.
+        self._workers: dict[int, int] = {}
 
     def drop(self, process: Process) -> None:
         """Know nothing of `process` any more."""
@@ -85,6 +89,10 @@ class Guest:
         for process in self.processes.values():
             process.detach()
         self._handles.clear()
+        # Their pipes led to the agent that is gone.
+        for pid in self._workers.values():
+            os.kill(pid, _signal.SIGKILL)
+        self._workers.clear()
         self._greeted += 1
         shells = [
             name
@@ -146,11 +154,35 @@ class Guest:
             self._handles[request["handle"]] = process
             self.reply(ident, process.describe())
             process.attach(request["handle"])
+        elif op == "file":
+            self._file(ident, request, fds)
+        elif op == "cancel":
+            pid = self._workers.get(request["request"])
+            if pid is not None:
+                os.kill(pid, _signal.SIGKILL)
+            self.reply(ident, {})
         elif op == "resize":
             self.processes[request["id"]].resize(*request["size"])
             self.reply(ident, {})
         else:
             self.reply(ident, failure(ENOSYS, f"no operation {op!r}", "request"))
+
+    def _file(self, ident: int, request: dict[str, Any], fds: dict[str, int]) -> None:
+        try:
+            pid = start_worker(request, self.devnull, fds)
+        except OSError as err:
+            self.reply(ident, failure(err.errno or 0, err.strerror or str(err), "fork"))
+            return
+        self._workers[ident] = pid
+        greeted = self._greeted
+
+        def ended(status: int, usage: struct_rusage) -> None:
+            if self._greeted == greeted:
+                del self._workers[ident]
+                code = os.waitstatus_to_exitcode(status)
+                self.reply(ident, {"signal": -code if code < 0 else None})
+
+        self.reaper.expect(pid, ended)
 
     def _spawn(self, ident: int, spec: dict[str, Any], procs_fd: int | None) -> None:
         name, handle = spec["id"], spec["handle"]

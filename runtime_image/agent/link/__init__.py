@@ -7,13 +7,26 @@ process.stdout.snapshot().data
 await link.forget("a1")
 """
 
-from .errors import LinkClosedError, LinkError, LinkViolationError, OperationError, SpawnError
+from .errors import (
+    FileError,
+    LinkClosedError,
+    LinkError,
+    LinkViolationError,
+    OperationError,
+    SpawnError,
+    WorkerKilledError,
+)
+from .files import FileInfo, FileReader, FileWriter
 from .link import GuestLink
 from .process import GuestProcess
 from .records import GuestHello, ProcessExit, ProcessSpec
 from .tap import OutputTap, Snapshot
 
 __all__ = [
+    "FileError",
+    "FileInfo",
+    "FileReader",
+    "FileWriter",
     "GuestHello",
     "GuestLink",
     "GuestProcess",
@@ -26,4 +39,5 @@ __all__ = [
     "ProcessSpec",
     "Snapshot",
     "SpawnError",
+    "WorkerKilledError",
 ]

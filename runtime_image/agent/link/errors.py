@@ -3,6 +3,8 @@
     LinkError
         SpawnError              nothing was started; the link is fine
         OperationError          a request was refused by the guest; the link is fine
+            WorkerKilledError   a file operation was killed: by its kill group, or out of memory
+        FileError               a file could not be opened or written; the link is fine
         LinkClosedError         the guest, or the link to it, is gone
             LinkViolationError  closed by us: the guest broke the protocol, do not trust it again
 
@@ -44,6 +46,29 @@ class OperationError(LinkError):
         super().__init__(message)
         self.errno = errno
         self.errno_name = _errno.errorcode.get(errno, "")
+        self.message = message
+        self.stage = "request"
+
+
+class WorkerKilledError(OperationError):
+    """The helper of a file operation was killed by `signal` before it was done."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(0, f"the operation was killed by signal {signal}")
+        self.signal = signal
+
+
+class FileError(LinkError):
+    """What a user sees as a file error.
+
+    Attributes:
+        errno_name: as "ENOENT".
+        message: for people; comes from the sandbox.
+    """
+
+    def __init__(self, errno_name: str, message: str) -> None:
+        super().__init__(f"{errno_name}: {message}")
+        self.errno_name = errno_name
         self.message = message
 
 

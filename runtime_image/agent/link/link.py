@@ -9,12 +9,12 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-import msgpack  # type: ignore[import-untyped]
-
 from runtime_image.guest import wire
 from runtime_image.guest.pack import dumps
 
 from .errors import LinkClosedError, LinkError, LinkViolationError, OperationError, SpawnError
+from .files import RESULT_LIMIT_BYTES, FileReader, FileWriter, file_op
+from .pipes import unpack_map
 from .process import GuestProcess
 from .records import MAX_OUTPUT_LIMIT_BYTES, GuestHello, ProcessSpec
 from .transport import Transport
@@ -150,8 +150,7 @@ class GuestLink:
             process.pid = _pid(answer, self)
         except OperationError as err:
             self._drop(process)
-            stage = err.args[1] if len(err.args) > 1 else "request"
-            raise SpawnError(err.errno, err.message, stage) from None
+            raise SpawnError(err.errno, err.message, err.stage) from None
         process.begin(stdin_open=stdin == "open" or feed is not None)
         if feed is not None:
             self._background(self._feed(process, feed))
@@ -182,20 +181,20 @@ class GuestLink:
             answer = await self.request({"op": "list", "after": after})
             page = answer.get("processes")
             if not isinstance(page, list):
-                raise self._violation("a list without processes")
+                raise self.violation("a list without processes")
             if not page:
                 return found
             for item in page:
                 process_id = item.get("process_id") if isinstance(item, dict) else None
                 if not isinstance(process_id, str) or process_id <= after:
-                    raise self._violation("a list out of order")
+                    raise self.violation("a list out of order")
                 after = process_id
                 found.append(self._by_id.get(process_id) or await self._attach(process_id, item))
 
     async def _attach(self, process_id: str, item: dict[str, Any]) -> GuestProcess:
         limit, age_us, received = (item.get(key) for key in ("limit", "age_us", "stdin_received"))
         if not isinstance(limit, int) or not 0 <= limit <= MAX_OUTPUT_LIMIT_BYTES:
-            raise self._violation("a process with an odd limit")
+            raise self.violation("a process with an odd limit")
         handle = next(self._ids)
         process = GuestProcess(self, process_id, handle, limit)
         if isinstance(age_us, int) and 0 <= age_us < 1 << 53:
@@ -223,6 +222,100 @@ class GuestLink:
             self._drop(process)
             process.on_closed(LinkClosedError("the process was forgotten"))
 
+    # Files. Each operation is a helper process of the guest, in the kill group of `procs_fd` if that
+    # is given, and acts as `user` (as in ProcessSpec; None: root) from directory `cwd` (None: /).
+
+    async def file_op(
+        self, op: Mapping[str, Any], *, procs_fd: int | None = None, limit_bytes: int = RESULT_LIMIT_BYTES
+    ) -> dict[str, Any]:
+        """Do one operation on the sandbox's files.
+
+        `op["op"]` says which; `path` is text (surrogate escapes for odd bytes) or bytes; all take
+        `user` and `cwd`. What comes back from the sandbox as names or content is bytes.
+
+            read    offset, limit, lines: count lines instead of bytes (0-based) -> content, eof,
+                    truncated (more than 16 MiB were asked for), and the file's kind, size_bytes,
+                    mode, mtime_ns, uid, gid (as below: "stat fields")
+            write   content (bytes), mode, owner, create_parents -> created, stat fields
+            edit    old, new (text or bytes), occurrences (1; None: all) -> replacements, matches,
+                    diff (bytes), diff_truncated, stat fields; or, nothing written, replacements 0,
+                    matches, near [{line, text}]
+            list    depth (1; None is 1), glob, max_entries (10,000) -> entries [{path, link_target,
+                    stat fields}], truncated, skipped (unreadable directories)
+            search  pattern, glob, max_results (1,000), ignore_case, literal -> matches [{path, line,
+                    text, cut: the line is longer}], truncated, files, skipped
+            stat    follow (True) -> link_target, stat fields
+            mkdir   mode, owner, parents -> created, stat fields
+            remove  recursive, missing_ok -> removed
+
+        Returns:
+            The result; what the user sees as a file error is `{"error": {"errno": "ENOENT",
+            "message": ...}}`. Sizes are bounded by `limit_bytes`, which shows as `truncated`.
+
+        Raises:
+            WorkerKilledError: killed before it was done (kill group, out of memory).
+            LinkClosedError: the guest is gone.
+        """
+        return await file_op(self, op, procs_fd=procs_fd, limit_bytes=limit_bytes)
+
+    async def open_read(
+        self,
+        path: str | bytes,
+        *,
+        user: str | None = None,
+        cwd: str | None = None,
+        procs_fd: int | None = None,
+    ) -> FileReader:
+        """Stream a file of any size, or a directory as a tar (PAX).
+
+        Raises:
+            FileError: it cannot be read.
+        """
+        return await FileReader.open(self, {"path": path, "user": user, "cwd": cwd}, procs_fd)
+
+    async def open_write(
+        self,
+        path: str | bytes,
+        *,
+        mode: int | None = None,
+        owner: str | None = None,
+        create_parents: bool = False,
+        user: str | None = None,
+        cwd: str | None = None,
+        procs_fd: int | None = None,
+    ) -> FileWriter:
+        """Write a file of any size; in place at `commit`, at once.
+
+        Args:
+            path: a symlink is kept, its target written.
+            mode: None: of the file that is there, else 0644.
+            owner: `user`, `user:group`, `:group`, numbers too; None: as it is, else `user`.
+            create_parents: make missing directories, 0755.
+            user, cwd, procs_fd: as for all file operations.
+
+        Raises:
+            FileError: it cannot be written.
+        """
+        body = {"do": "write", "path": path, "mode": mode, "owner": owner, "user": user, "cwd": cwd}
+        return await FileWriter.open(self, {**body, "create_parents": create_parents}, procs_fd)
+
+    async def open_write_tar(
+        self,
+        path: str | bytes,
+        *,
+        create_parents: bool = False,
+        user: str | None = None,
+        cwd: str | None = None,
+        procs_fd: int | None = None,
+    ) -> FileWriter:
+        """Unpack a tar (plain or gzip) below `path`, which is made if absent.
+
+        Raises:
+            FileError: it cannot be written.
+        """
+        body = {"do": "extract", "path": path, "user": user, "cwd": cwd}
+        return await FileWriter.open(self, {**body, "create_parents": create_parents}, procs_fd)
+
     # The wire.
 
     def check_open(self) -> None:
@@ -242,14 +335,19 @@ class GuestLink:
         self._transport.send(frame)
 
     async def request(self, body: Mapping[str, Any], fds: Mapping[str, int] | None = None) -> dict[str, Any]:
-        """Ask the guest; descriptors are passed by name.
+        """Ask the guest; descriptors are passed by name and stay the caller's.
 
         Raises:
             OperationError: the guest refused.
             LinkClosedError: it is gone.
         """
+        return await self.finish_request(*self.begin_request(body, fds or {}))
+
+    def begin_request(
+        self, body: Mapping[str, Any], fds: Mapping[str, int]
+    ) -> tuple[int, asyncio.Future[dict[str, Any]]]:
+        """Send a request; `finish_request` or `abandon_request` must follow."""
         self.check_open()
-        fds = fds or {}
         packed = dumps({**body, "fds": list(fds)})
         if len(packed) > wire.REQUEST_LIMIT:
             raise OperationError(7, f"a request of {len(packed)} bytes; {wire.REQUEST_LIMIT} are allowed")
@@ -257,21 +355,35 @@ class GuestLink:
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._requests[ident] = future
         self._send_pieces(ident, packed, list(fds.values()))
+        return ident, future
+
+    async def finish_request(self, ident: int, future: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+        """The answer, raising what it says went wrong."""
         try:
             answer = await future
         except asyncio.CancelledError:
-            if self._requests.pop(ident, None) is not None:
-                self._abandoned.add(ident)
+            self.abandon_request(ident, cancel=False)
             raise
         number = answer.get("errno")
         if number is not None:
             message, stage = answer.get("message"), answer.get("stage")
             if not (isinstance(number, int) and isinstance(message, str) and isinstance(stage, str)):
-                raise self._violation("a failure without its reason")
+                raise self.violation("a failure without its reason")
             failure = OperationError(number, message[:4096])
-            failure.args = (message[:4096], stage[:64])
+            failure.stage = stage[:64]
             raise failure
         return answer
+
+    def abandon_request(self, ident: int, *, cancel: bool) -> None:
+        """Nobody waits for this answer any more; with `cancel` the guest ends its helper. Repeatable."""
+        future = self._requests.pop(ident, None)
+        if future is None or self._error is not None:
+            return
+        self._abandoned.add(ident)
+        if cancel:
+            other = next(self._ids)
+            self._abandoned.add(other)
+            self._send_pieces(other, dumps({"op": "cancel", "request": ident}), ())
 
     def _send_pieces(self, ident: int, packed: bytes, fds: Sequence[int]) -> None:
         for start in range(0, len(packed), wire.BODY_LIMIT):
@@ -299,15 +411,15 @@ class GuestLink:
                 elif kind == wire.CREDIT:
                     process.on_credit(stream, body)
                 else:
-                    process.on_exit(_map(body))
+                    process.on_exit(unpack_map(body))
             else:
                 raise wire.WireError(f"frame of kind {kind} for {ident}")
         except wire.WireError as err:
-            self._violation(str(err))
+            self.violation(str(err))
 
     def _on_greeting(self, kind: int, body: memoryview) -> None:
         assert self._greeting is not None
-        answer = _map(body) if kind == wire.HELLO else {}
+        answer = unpack_map(body) if kind == wire.HELLO else {}
         if answer.get("nonce") != self._nonce:
             # Meant for the agent before us.
             self._stale += 1
@@ -338,7 +450,7 @@ class GuestLink:
         )
 
     def _on_response(self, ident: int, body: memoryview) -> None:
-        answer = _map(body)
+        answer = unpack_map(body)
         future = self._requests.pop(ident, None)
         if future is None:
             if ident not in self._abandoned:
@@ -347,7 +459,8 @@ class GuestLink:
         elif not future.done():
             future.set_result(answer)
 
-    def _violation(self, message: str) -> LinkViolationError:
+    def violation(self, message: str) -> LinkViolationError:
+        """Close the link because of what the guest sent; the error to raise."""
         error = LinkViolationError(f"the guest broke the protocol: {message}")
         self._shut(error)
         return error
@@ -371,18 +484,8 @@ class GuestLink:
         self.closed.set()
 
 
-def _map(body: memoryview) -> dict[str, Any]:
-    try:
-        value = msgpack.unpackb(body, raw=False, strict_map_key=True, unicode_errors="replace", max_ext_len=0)
-    except Exception as err:  # noqa: BLE001 - the library's errors have no common base; all mean the same
-        raise wire.WireError(f"not a packed map: {err!r:.80}") from None
-    if not isinstance(value, dict):
-        raise wire.WireError("not a map")
-    return value
-
-
 def _pid(answer: dict[str, Any], link: GuestLink) -> int:
     pid = answer.get("pid")
     if not isinstance(pid, int) or not 0 < pid < 1 << 32:
-        raise link._violation("a process without pid")
+        raise link.violation("a process without pid")
     return pid
