@@ -17,6 +17,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from provisioner.blobs.port import BlobError, BlobFull, BlobUnavailable
+from provisioner.store.port import Conflict, StoreError, StoreUnavailable, Throttled
 from shoal.contract.errors import ErrorCode, ShoalError
 
 log = structlog.get_logger("api.errors")
@@ -178,6 +180,27 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
     return response
 
 
+def from_dependency(exc: Exception) -> ShoalError | None:
+    """A failure of the store or the blob store that passes by itself, as the caller is told it; None: it is a bug."""
+    if isinstance(exc, Conflict | Throttled | StoreUnavailable | BlobUnavailable):
+        return ShoalError(
+            ErrorCode.UNAVAILABLE,
+            "a part of the service is overloaded or down for the moment",
+            retry_after_s=1.0,
+        )
+    if isinstance(exc, BlobFull):
+        return ShoalError(ErrorCode.UNAVAILABLE, "the service's own storage is full", retry_after_s=25.0)
+    return None
+
+
+async def _on_dependency_error(request: Request, exc: Exception) -> Response:
+    error = from_dependency(exc)
+    if error is None:
+        raise exc
+    log.warning("request.unavailable", request_id=request_id_of(request.scope), reason=type(exc).__name__)
+    return error_response(error)
+
+
 async def _on_unexpected(request: Request, exc: Exception) -> Response:
     # Starlette raises it again after this answer; the front logs it with its traceback.
     return error_response(internal_error(request_id_of(request.scope)))
@@ -188,4 +211,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ShoalError, _on_shoal_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(StoreError, _on_dependency_error)
+    app.add_exception_handler(BlobError, _on_dependency_error)
     app.add_exception_handler(Exception, _on_unexpected)

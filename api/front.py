@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import REQUEST_ID_KEY, error_body, error_headers, internal_error, status_of
+from api.errors import REQUEST_ID_KEY, error_body, error_headers, from_dependency, internal_error, status_of
 from api.metrics import Metrics
 from shoal.contract.base import new_id
 from shoal.contract.errors import ErrorCode, ShoalError
@@ -86,7 +86,7 @@ class Front:
                 exc_info=error,
             )
             if not status:
-                await send_error(internal_error(request_id), noting)
+                await send_error(from_dependency(error) or internal_error(request_id), noting)
         finally:
             self._metrics.in_flight.dec()
             self._metrics.observe(template_of(scope), scope["method"], status, time.perf_counter() - started)

@@ -34,7 +34,7 @@ def openapi_json() -> str:
 def openapi() -> dict[str, Any]:
     """The OpenAPI document, without the parts that FastAPI would say and we do not mean: every refusal of ours is an
     ErrorBody, also the one of a body that does not validate."""
-    document = build_app().openapi()
+    document: dict[str, Any] = build_app().openapi()
     components = document.setdefault("components", {}).setdefault("schemas", {})
     components.pop("HTTPValidationError", None)
     components.pop("ValidationError", None)

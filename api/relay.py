@@ -20,10 +20,11 @@ from api.auth import Gate
 from api.bodies import Body, ClientGone, receive_body
 from api.calls import Call, Kind
 from api.front import send_error
-from api.routing import Ended, Location, Route
+from api.routing import Ended, Route
 from api.settings import ApiSettings
 from api.upstream import BROKEN, Failure, Unreachable, Upstream, broken_off, error_of, harmless, is_stale
 from provisioner.auth import Principal
+from provisioner.sessions import Location
 from shoal.contract.actions import ActionRecord
 from shoal.contract.base import MAX_WAIT_S, SessionId
 from shoal.contract.errors import ErrorCode, ShoalError
@@ -49,14 +50,14 @@ _NOT_ANSWERED = frozenset(
 class Archive(Protocol):
     """Journals of sessions that have no sandbox any more."""
 
-    async def action(self, location: Location, action: str) -> ActionRecord:
+    async def action(self, who: Principal, location: Location, action: str) -> ActionRecord:
         """The record of one action.
 
         Raises:
             ShoalError: NOT_FOUND.
         """
 
-    def trajectory(self, location: Location, after_seq: int) -> AsyncIterator[bytes]:
+    def trajectory(self, who: Principal, location: Location, after_seq: int) -> AsyncIterator[bytes]:
         """The log as JSON lines, in order."""
 
 
@@ -89,7 +90,7 @@ class Relay:
         try:
             await self._carry(call, caller, scope, body, receive, send)
         except Ended as ended:
-            await self._from_archive(call, ended, scope, send)
+            await self._from_archive(call, caller, ended, scope, send)
 
     async def _body(self, call: Call, scope: Scope, receive: Receive) -> Body:
         if scope["method"] in _NO_BODY:
@@ -187,16 +188,18 @@ class Relay:
         finally:
             gone.cancel()
 
-    async def _from_archive(self, call: Call, ended: Ended, scope: Scope, send: Send) -> None:
+    async def _from_archive(
+        self, call: Call, caller: Principal, ended: Ended, scope: Scope, send: Send
+    ) -> None:
         if call.operation.kind is Kind.ACTION:
-            record = await self._archive.action(ended.location, call.action)
+            record = await self._archive.action(caller, ended.location, call.action)
             content = record.model_dump_json().encode()
             await _send_json(content, send)
         elif call.operation.kind is Kind.TRAJECTORY:
             after = QueryParams(scope["query_string"]).get("after_seq", "0")
             if not after.isdigit():
                 raise ShoalError(ErrorCode.INVALID_REQUEST, "query.after_seq: not a number")
-            lines = self._archive.trajectory(ended.location, int(after))
+            lines = self._archive.trajectory(caller, ended.location, int(after))
             await _send_lines(lines, send)
         else:
             raise ended.refusal()

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from provisioner.auth import Principal
-from shoal.contract.base import HostId, KeyId, SessionId, TenantId
-from shoal.contract.errors import ErrorCode, ErrorDetail, ShoalError
+from provisioner.sessions import Location
+from shoal.contract.base import HostId, KeyId, SessionId
+from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.sessions import End
 from shoal.contract.states import SessionState
 
@@ -21,37 +22,17 @@ from shoal.contract.states import SessionState
 _TOKEN_MARGIN_S = 5.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Location:
-    """Where a session is, as the store knows it.
-
-    Attributes:
-        host, address: None while it is on no host.
-        end: Why it ended; None while it lives.
-        error: Why its last sandbox failed; None when it did not.
-    """
-
-    session: SessionId
-    tenant: TenantId
-    state: SessionState
-    epoch: int
-    host: HostId | None = None
-    address: str | None = None
-    end: End | None = None
-    error: ErrorDetail | None = None
-
-
 class Locator(Protocol):
     """What routing needs of the provisioner."""
 
-    async def locate(self, caller: Principal, session: SessionId, *, wait_s: float) -> Location:
+    async def locate(self, who: Principal, id: SessionId, *, wait_s: float = 0.0) -> Location:
         """Where a session is; one that is on its way (pending, starting, restoring) is waited for up to `wait_s`.
 
         Raises:
             ShoalError: NOT_FOUND when this caller sees no such session.
         """
 
-    def token(self, caller: Principal, location: Location) -> tuple[str, float]:
+    def token(self, who: Principal, location: Location) -> tuple[str, float]:
         """A route token for it, and for how many seconds it is good."""
 
 

@@ -19,6 +19,7 @@ from shoal.contract.actions import (
     TtyResize,
 )
 from shoal.contract.base import MAX_WAIT_S
+from shoal.contract.errors import ErrorBody
 
 router = APIRouter(prefix="/v1/sessions/{id}")
 
@@ -44,7 +45,7 @@ def _relayed() -> NoReturn:
     tags=["actions"],
     summary="Act: run one step, or a list of them",
 )
-async def act(id: SessionPath, body: ActionRequest) -> NoReturn:
+async def act(id: SessionPath, body: ActionRequest) -> Any:
     """Runs an action and answers its observation. The same `id` never runs twice: it answers what was recorded
     (`replayed: true`) or joins the running one. A command's failure is an observation with 200, never an error."""
     _relayed()
@@ -63,7 +64,7 @@ async def get_action(
     wait_s: Wait = 0.0,
     stdout_offset: Offset = 0,
     stderr_offset: Offset = 0,
-) -> NoReturn:
+) -> Any:
     """The record of an action; while it runs, what it printed after the offsets. Also after the session ended."""
     _relayed()
 
@@ -71,7 +72,7 @@ async def get_action(
 @router.delete(
     "/actions/{action}", response_model=ActionRecord, tags=["actions"], summary="Kill a running action"
 )
-async def kill_action(id: SessionPath, action: ActionPath) -> NoReturn:
+async def kill_action(id: SessionPath, action: ActionPath) -> Any:
     """Ends the whole process tree of the action; what it printed is kept."""
     _relayed()
 
@@ -87,7 +88,7 @@ async def stream_action(
     id: SessionPath,
     action: ActionPath,
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
-) -> NoReturn:
+) -> Any:
     """Events `stdout`, `stderr` and `exit`; a comment every 15 seconds keeps the connection alive."""
     _relayed()
 
@@ -95,13 +96,13 @@ async def stream_action(
 @router.post(
     "/actions/{action}/stdin", tags=["actions"], summary="Write to a running action's standard input"
 )
-async def write_stdin(id: SessionPath, action: ActionPath, body: StdinWrite) -> NoReturn:
+async def write_stdin(id: SessionPath, action: ActionPath, body: StdinWrite) -> Any:
     """For actions started with `stdin_open` or a terminal; `close` ends the input."""
     _relayed()
 
 
 @router.post("/actions/{action}/resize", tags=["actions"], summary="Resize a running action's terminal")
-async def resize_tty(id: SessionPath, action: ActionPath, body: TtyResize) -> NoReturn:
+async def resize_tty(id: SessionPath, action: ActionPath, body: TtyResize) -> Any:
     """For actions with a `tty`."""
     _relayed()
 
@@ -113,10 +114,10 @@ async def resize_tty(id: SessionPath, action: ActionPath, body: TtyResize) -> No
     tags=["actions"],
     summary="The session's log, as JSON lines",
 )
-async def trajectory(
+async def get_trajectory(
     id: SessionPath,
     after_seq: Annotated[int, Query(ge=0, description="Only actions after this seq.")] = 0,
-) -> NoReturn:
+) -> Any:
     """One ActionRecord a line, ordered by epoch and seq. Also after the session ended."""
     _relayed()
 
@@ -128,7 +129,7 @@ async def trajectory(
     tags=["files"],
     summary="Download a file, or a directory as a tar",
 )
-async def get_file(id: SessionPath, path: FilePath) -> NoReturn:
+async def get_file(id: SessionPath, path: FilePath) -> Any:
     """Raw bytes, streamed, of any size."""
     _relayed()
 
@@ -143,17 +144,25 @@ async def put_file(
     ] = None,
     owner: Annotated[str | None, Query(description="None keeps the file's, else the session's user.")] = None,
     create_parents: Annotated[bool, Query(description="Make missing directories above it.")] = True,
-) -> NoReturn:
+) -> Any:
     """Raw bytes, streamed, of any size; written aside and renamed when whole."""
     _relayed()
 
 
-@router.api_route(
-    "/ports/{port}/{path:path}",
-    methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-    tags=["later"],
-    summary="Reach a server inside the sandbox (not implemented yet)",
-)
-async def port(id: SessionPath, port: int, path: str) -> NoReturn:
+async def port(id: SessionPath, port: int, path: str) -> Any:
     """Answers 501 `not_implemented` in this version."""
     _relayed()
+
+
+for _method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
+    router.add_api_route(
+        "/ports/{port}/{path:path}",
+        port,
+        methods=[_method],
+        operation_id=f"{_method.lower()}_port",
+        tags=["later"],
+        summary="Reach a server inside the sandbox (not implemented yet)",
+        status_code=501,
+        response_model=None,
+        responses={501: {"model": ErrorBody, "description": "Not implemented yet."}},
+    )
