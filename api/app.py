@@ -91,11 +91,15 @@ def build_app(lifespan: Any = None) -> FastAPI:
         generate_unique_id_function=_operation_id,
         redirect_slashes=False,
     )
-    errors.install(app)
-    for module in (
-        sessions, relayed, waiting, snapshots, images, pools, execute, usage, health, later, internal
-    ):  # fmt: skip
-        app.include_router(module.router)
+    routers = [
+        module.router
+        for module in (
+            sessions, relayed, waiting, snapshots, images, pools, execute, usage, health, later, internal
+        )
+    ]  # fmt: skip
+    errors.install(app, [route for router in routers for route in router.routes])
+    for router in routers:
+        app.include_router(router)
     return app
 
 

@@ -7,7 +7,8 @@ id, and its traceback goes to the log alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import structlog
@@ -16,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
 
 from provisioner.blobs.port import BlobError, BlobFull, BlobUnavailable
 from provisioner.store.port import Conflict, StoreError, StoreUnavailable, Throttled
@@ -174,10 +176,16 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
         ErrorCode.METHOD_NOT_ALLOWED: f"{request.method} is not a method of {request.url.path}",
     }
     response = error_response(ShoalError(code, messages.get(code, str(exc.detail))))
-    allow = (exc.headers or {}).get("Allow")
-    if allow:
-        response.headers["allow"] = allow
+    if code is ErrorCode.METHOD_NOT_ALLOWED:
+        response.headers["allow"] = ", ".join(_methods_of(request))
     return response
+
+
+def _methods_of(request: Request) -> list[str]:
+    """The methods that a path has: the framework itself tells only those of the first route that matches."""
+    table: list[tuple[re.Pattern[str], set[str]]] = request.app.state.methods
+    path = request.scope["path"]
+    return sorted({method for pattern, methods in table if pattern.match(path) for method in methods})
 
 
 def from_dependency(exc: Exception) -> ShoalError | None:
@@ -206,8 +214,11 @@ async def _on_unexpected(request: Request, exc: Exception) -> Response:
     return error_response(internal_error(request_id_of(request.scope)))
 
 
-def install(app: FastAPI) -> None:
-    """Make every error answer of the app an ErrorBody."""
+def install(app: FastAPI, routes: Iterable[BaseRoute]) -> None:
+    """Make every error answer of the app an ErrorBody. `routes` are all that it has."""
+    app.state.methods = [
+        (route.path_regex, set(route.methods or ())) for route in routes if isinstance(route, Route)
+    ]
     app.add_exception_handler(ShoalError, _on_shoal_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 from fastapi import APIRouter, Body, Header, Path, Query, Response
 
+from api.state import BEARER
 from shoal.contract.actions import (
     ActionList,
     ActionRecord,
@@ -21,7 +22,7 @@ from shoal.contract.actions import (
 from shoal.contract.base import MAX_WAIT_S
 from shoal.contract.errors import ErrorBody
 
-router = APIRouter(prefix="/v1/sessions/{id}")
+router = APIRouter(prefix="/v1/sessions/{id}", dependencies=[BEARER])
 
 SessionPath = Annotated[str, Path(description="The session's id.")]
 ActionPath = Annotated[str, Path(description="The action's own id, percent-encoded where it has a slash.")]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from api.routing import Location
 from provisioner.auth import Principal
+from provisioner.sessions import Location
 from shoal.contract.actions import ActionRecord
 from shoal.contract.base import HostId, KeyId, SessionId, TenantId
 from shoal.contract.errors import ErrorCode, ShoalError
@@ -48,14 +48,14 @@ class FakeLocator:
     asked: list[tuple[str, float]] = field(default_factory=list)
     tokens: int = 0
 
-    async def locate(self, caller: Principal, session: SessionId, *, wait_s: float) -> Location:
-        self.asked.append((session, wait_s))
-        known = self.places.get(session)
-        if not known or known[0].tenant != caller.tenant:
-            raise ShoalError(ErrorCode.NOT_FOUND, f"no session {session}")
+    async def locate(self, who: Principal, id: SessionId, *, wait_s: float = 0.0) -> Location:
+        self.asked.append((id, wait_s))
+        known = self.places.get(id)
+        if not known or known[0].tenant != who.tenant:
+            raise ShoalError(ErrorCode.NOT_FOUND, f"no session {id}")
         return known.pop(0) if len(known) > 1 else known[0]
 
-    def token(self, caller: Principal, location: Location) -> tuple[str, float]:
+    def token(self, who: Principal, location: Location) -> tuple[str, float]:
         self.tokens += 1
         return f"token-{location.host}-{location.epoch}-{self.tokens}", 60.0
 
@@ -66,13 +66,13 @@ class FakeArchive:
     def __init__(self) -> None:
         self.records: dict[tuple[str, str], ActionRecord] = {}
 
-    async def action(self, location: Location, action: str) -> ActionRecord:
+    async def action(self, who: Principal, location: Location, action: str) -> ActionRecord:
         try:
             return self.records[(location.session, action)]
         except KeyError:
             raise ShoalError(ErrorCode.NOT_FOUND, f"no action {action}") from None
 
-    async def trajectory(self, location: Location, after_seq: int) -> AsyncIterator[bytes]:
+    async def trajectory(self, who: Principal, location: Location, after_seq: int) -> AsyncIterator[bytes]:
         for (session, _), record in self.records.items():
             if session == location.session and (record.seq or 0) > after_seq:
                 yield record.model_dump_json().encode() + b"\n"

@@ -1,0 +1,64 @@
+"""The generated documents say what the code does."""
+
+from __future__ import annotations
+
+import pytest
+
+from api import calls
+from api.errors import STATUS
+from api.openapi import documents, openapi
+from shoal.contract.errors import TABLE, ErrorCode
+
+
+@pytest.mark.parametrize("name", ["openapi.json", "errors.md"])
+def test_the_committed_document_is_what_the_code_generates(name: str) -> None:
+    """`python -m api.openapi` was run after the last change."""
+    path, text = next((path, text) for path, text in documents().items() if path.name == name)
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_every_code_has_a_status_and_a_meaning() -> None:
+    """The tables are whole: a new code cannot be forgotten in one of them."""
+    assert set(STATUS) == set(ErrorCode) == set(TABLE)
+    assert all(400 <= status < 600 for status in STATUS.values())
+
+
+def test_every_relayed_route_is_declared_and_every_declared_one_is_relayed() -> None:
+    """The front's list and the document's are one."""
+    paths = openapi()["paths"]
+    relayed = {
+        (operation.template, method)
+        for methods in calls._OPERATIONS.values()
+        for method, operation in methods.items()
+        if method != "HEAD"
+    }
+    for template, method in relayed:
+        assert method.lower() in paths[template], f"{method} {template} is not in the document"
+    for path, methods in paths.items():
+        if path.startswith(
+            ("/v1/sessions/{id}/actions", "/v1/sessions/{id}/files", "/v1/sessions/{id}/traj")
+        ):
+            for method in methods:
+                assert (path, method.upper()) in relayed
+                raw = path.replace("{id}", "s").replace("{action}", "a")
+                scope = {"method": method.upper(), "path": raw, "raw_path": raw.encode(), "query_string": b""}
+                assert calls.match(scope) is not None
+
+
+def test_every_operation_says_what_it_is_and_how_it_fails() -> None:
+    """Summaries, tags, and an ErrorBody for whatever is not in the list of answers."""
+    for path, methods in openapi()["paths"].items():
+        for method, operation in methods.items():
+            where = f"{method} {path}"
+            assert operation["summary"], where
+            assert operation["tags"], where
+            assert "ErrorBody" in str(operation["responses"]["default"]), where
+            assert "422" not in operation["responses"], where
+
+
+def test_everything_but_health_needs_a_key_in_the_document() -> None:
+    """Clients that are generated from it know where the key goes."""
+    for path, methods in openapi()["paths"].items():
+        for method, operation in methods.items():
+            is_open = path in ("/healthz", "/readyz", "/metrics")
+            assert bool(operation.get("security")) is not is_open, f"{method} {path}"
