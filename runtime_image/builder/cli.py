@@ -11,10 +11,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime_image.builder.build import build_layer, build_recipe
+from runtime_image.builder.build import build_layer, build_recipe, compose, copy_image
 from runtime_image.builder.errors import BuildError
 from runtime_image.builder.manifest import ImageManifest, LayerRole, blob_name
 from runtime_image.builder.progress import StderrProgress
+from runtime_image.builder.workspace import build_workspace, fetch_source, load_workspace
+
+_ROOM = Path(__file__).resolve().parents[2]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,9 +46,21 @@ def _run(options: argparse.Namespace, progress: StderrProgress) -> dict[str, obj
             ),
             out,
         )
-    layer = build_layer(
-        options.dir, out, prefix=options.prefix, role=LayerRole(options.role), name=options.name
-    )
+    if options.command == "workspace":
+        spec = load_workspace(options.spec)
+        out.mkdir(parents=True, exist_ok=True)
+        source = options.sdist or fetch_source(spec, options.requirements, out)
+        layer = build_workspace(spec, source, out, progress=progress)
+        if options.base is not None:
+            base = ImageManifest.load(options.base)
+            copy_image(options.base, base, out)
+            manifest = compose(base, (layer,), name=f"{base.name}-{spec.name}", tag=spec.version)
+            manifest.save(out)
+            return {**_told(manifest, out), "workspace_layer": layer.digest}
+    else:
+        layer = build_layer(
+            options.dir, out, prefix=options.prefix, role=LayerRole(options.role), name=options.name
+        )
     return {**layer.model_dump(mode="json"), "blob": str(out / blob_name(layer.digest))}
 
 
@@ -77,4 +92,12 @@ def _parser() -> argparse.ArgumentParser:
     layer.add_argument("--prefix", required=True, help="where it appears, such as /workspace")
     layer.add_argument("--role", choices=[LayerRole.WORKSPACE.value, LayerRole.TOOLKIT.value], required=True)
     layer.add_argument("--name", default=None)
+
+    workspace = commands.add_parser("workspace", parents=[common], help="the demonstration's workspace")
+    workspace.add_argument("--spec", type=Path, default=_ROOM / "examples/workspaces/toolz.toml")
+    workspace.add_argument("--requirements", type=Path, default=_ROOM / "requirements/workspace.txt")
+    workspace.add_argument("--sdist", type=Path, default=None, help="the archive, instead of fetching it")
+    workspace.add_argument(
+        "--base", type=Path, default=None, help="an image's directory: write image.json of both to --out"
+    )
     return parser

@@ -149,6 +149,14 @@ class _Planner:
         if fresh_above:
             self.plan.write.add(path)
             return
+        if entry.kind is Kind.SOCKET:
+            # A layer has none: hide what the parent shows there; writing decides about the lowers.
+            before = self._parent.entries.get(path)
+            if before is None:
+                self.plan.write.add(path)
+            elif before.kind not in (Kind.SOCKET, Kind.WHITEOUT):
+                self.plan.whiteouts.add(path)
+            return
         before = self._parent.certain(path)
         if before is None or not before.same_as(entry):
             whited_out = self._parent.entries.get(path)

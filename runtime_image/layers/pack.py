@@ -137,7 +137,8 @@ def pack(
     """Writes a tree in overlayfs form as a layer blob. The same tree always gives the same bytes.
 
     The tree may come from a sandbox: no symlink in it is followed, nothing but regular files is opened.
-    Sockets are left out (a layer has none); where one hides something below, a whiteout takes its place.
+    Sockets are left out (a layer has none); where one may hide something below, a whiteout takes its
+    place, which only a live upper can tell (`Found.merged`).
 
     Args:
         clamp_mtime_s: Later times become this one (SOURCE_DATE_EPOCH); None keeps every time.
@@ -202,9 +203,9 @@ def feed(found_entries: Iterable[Found], sink: Sink, *, prefix: str = "") -> Cou
             continue
         if entry.kind is Kind.SOCKET:
             counts.skip(entry.path)
-            if found.under_opaque:
+            if not found.merged:
                 continue
-            # In a merged directory something of the same name may lie below.
+            # Something of the same name may lie below, and must not come back in its place.
             entry = Entry(path=entry.path, kind=Kind.WHITEOUT)
         counts.entries += 2 if entry.opaque else 1  # the opaque mark is one of its own
         if entry.identity is not None:

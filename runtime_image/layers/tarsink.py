@@ -142,8 +142,8 @@ class TarSink:
             "GNU.sparse.name": info.name,
             "GNU.sparse.realsize": str(entry.size),
         }
-        parent, _, name = info.name.rpartition("/")
-        info.name = f"{parent}/GNUSparseFile.0/{name}" if parent else f"GNUSparseFile.0/{name}"
+        # Short and ASCII: a `path` record would come after GNU.sparse.name and win over it.
+        info.name = "GNUSparseFile.0/sparse"
         info.size += len(table)
         return table
 

@@ -85,7 +85,7 @@ def extract(reader: TarReader, sink: TreeSink) -> Extracted:
 
 
 def _take(member: tarfile.TarInfo, reader: TarReader, sink: TreeSink, done: Extracted) -> None:
-    path = clean_path(member.name)
+    path = clean_path(member.pax_headers.get("GNU.sparse.name", member.name))
     if member.size < 0:
         raise LayerRefused("a negative size", path)
     parent, _, name = path.rpartition("/")

@@ -25,6 +25,7 @@ from runtime_image.layers.errors import TreeChanged, TreeUnsupported
 MAX_PATH_BYTES = 32 * 1024
 
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_ORIGIN_XATTR = "trusted.overlay.origin"
 # Kinds that may have several names and are the same thing under each.
 _LINKABLE = frozenset({Kind.FILE, Kind.SYMLINK, Kind.FIFO})
 
@@ -37,6 +38,9 @@ class Found:
         stat: As lstat tells it.
         dir_fd: The directory it was found in; valid until the walk moves on.
         under_opaque: Whether a directory above it, or the directory itself, hides the lower layers.
+        merged: In an upper: whether lower layers may show in the directory it is in. Overlayfs leaves
+            its origin mark on directories that it copied up and on no others. In a tree that was
+            copied or unpacked only the root's entries have it.
     """
 
     entry: Entry
@@ -44,6 +48,7 @@ class Found:
     dir_fd: int
     name: str
     under_opaque: bool
+    merged: bool
 
     def names(self) -> set[str]:
         """The names in a directory; empty when it has vanished."""
@@ -78,6 +83,7 @@ class _Level:
     names: list[str]
     prefix: str
     opaque: bool
+    merged: bool
     at: int = 0
 
 
@@ -104,8 +110,8 @@ def walk(
         fd = stack.fd
         st = os.fstat(fd)
         root = _entry("", "", st, fd, xattrs)
-        yield Found(entry=root, stat=st, dir_fd=fd, name=".", under_opaque=root.opaque)
-        levels = [_Level(sorted(os.listdir(fd)), "", root.opaque)]
+        yield Found(entry=root, stat=st, dir_fd=fd, name=".", under_opaque=root.opaque, merged=True)
+        levels = [_Level(sorted(os.listdir(fd)), "", root.opaque, not root.opaque)]
         while levels:
             level = levels[-1]
             if level.at >= len(level.names):
@@ -124,7 +130,7 @@ def walk(
                     continue
                 raise TreeChanged(f"{(level.prefix + name)[:200]!r} vanished") from error
             opaque = level.opaque or entry.opaque
-            yield Found(entry=entry, stat=st, dir_fd=fd, name=name, under_opaque=opaque)
+            yield Found(entry=entry, stat=st, dir_fd=fd, name=name, under_opaque=opaque, merged=level.merged)
             if entry.kind is Kind.DIRECTORY and (descend is None or descend(entry)):
                 try:
                     fd = stack.enter(name)
@@ -132,7 +138,8 @@ def walk(
                     if live:
                         continue
                     raise TreeChanged(f"{entry.path[:200]!r}: {error.strerror}") from error
-                levels.append(_Level(sorted(os.listdir(fd)), entry.path + "/", opaque))
+                merged = level.merged and not entry.opaque and _ORIGIN_XATTR in os.listxattr(fd)
+                levels.append(_Level(sorted(os.listdir(fd)), entry.path + "/", opaque, merged))
 
 
 def content_of(found: Found) -> tuple[int, FileContent]:
