@@ -215,15 +215,17 @@ class Holder:
 
     def _listen(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._path.unlink(missing_ok=True)
+        # Under its name only once it takes connections.
+        aside = self._path.with_name(f".{os.getpid()}")
         # Only the same user may connect: whoever has a guest's socket commands its sandbox.
         before = os.umask(0o177)
         try:
-            with _address(self._path) as address:
+            with _address(aside) as address:
                 listener.bind(address)
         finally:
             os.umask(before)
         listener.listen(16)
+        aside.rename(self._path)
         listener.setblocking(False)
         return listener
 
