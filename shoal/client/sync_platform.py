@@ -1,0 +1,181 @@
+"""Images, snapshots and pools, for threads. The twin is shoal.client.async_platform; a test holds them alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from shoal.client.client_core import ClientCore
+from shoal.client.effects import Op
+from shoal.client.options import ResourcesLike
+from shoal.client.platform_core import ImagesCore, PoolsCore, SnapshotsCore
+from shoal.contract.images import Image
+from shoal.contract.pools import Pool, Prepared
+from shoal.contract.snapshots import Snapshot
+
+T = TypeVar("T")
+
+
+class _Run(Protocol):
+    def __call__(self, op: Op[T]) -> T:
+        """Runs an operation."""
+
+
+class Images:
+    """Images: `name:tag` for an immutable stack of layers. Tags never move."""
+
+    def __init__(self, run: _Run, core: ClientCore) -> None:
+        self._run = run
+        self._core = ImagesCore(core)
+
+    def build(
+        self,
+        name: str,
+        recipe: str | os.PathLike[str],
+        *,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Image:
+        """Builds `name:tag` from a recipe: a path of a TOML file.
+
+        Args:
+            options: `workspace`, `toolkits`, `env`, `workdir`, `user`, `resources`, as the contract's ImagePut.
+
+        Raises:
+            ImageBuildFailed: `details["log"]` has the end of the log.
+        """
+        source = {"recipe": Path(recipe).read_text("utf-8")}
+        return self.put(name, source, wait=wait, timeout_s=timeout_s, **options)
+
+    def add(
+        self, name: str, ref: str, *, wait: bool = True, timeout_s: float | None = None, **options: Any
+    ) -> Image:
+        """Takes an OCI image by reference (`docker://...`, `oci:DIR`), or a tarball (an absolute path on the service's
+        machine)."""
+        source = {"archive": ref} if ref.startswith("/") else {"ref": ref}
+        return self.put(name, source, wait=wait, timeout_s=timeout_s, **options)
+
+    def pack(
+        self,
+        name: str,
+        snapshot: str | Snapshot,
+        *,
+        exclude: Sequence[str] = (),
+        wait: bool = True,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Image:
+        """Makes an image of what a session made; `exclude` are globs of paths left out, relative to /."""
+        source = {
+            "snapshot": snapshot.id if isinstance(snapshot, Snapshot) else snapshot,
+            "exclude": list(exclude),
+        }
+        return self.put(name, source, wait=wait, timeout_s=timeout_s, **options)
+
+    def put(
+        self,
+        name: str,
+        source: Mapping[str, Any],
+        *,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        watch: Callable[[Image], None] | None = None,
+        **options: Any,
+    ) -> Image:
+        """Registers `name:tag` from any of the contract's sources."""
+        return self._run(self._core.put(name, source, options, timeout_s=timeout_s, wait=wait, watch=watch))
+
+    def get(self, name: str) -> Image:
+        """One image."""
+        return self._run(self._core.get(name))
+
+    def delete(self, name: str) -> None:
+        """Removes a tag; sessions that run from it go on."""
+        self._run(self._core.delete(name))
+
+    def list(self) -> list[Image]:
+        """All images, by name, then tag."""
+        return self._run(self._core.all())
+
+
+class Snapshots:
+    """Snapshots: durable copies of sessions' disks."""
+
+    def __init__(self, run: _Run, core: ClientCore) -> None:
+        self._run = run
+        self._core = SnapshotsCore(core)
+
+    def get(self, snapshot_id: str) -> Snapshot:
+        """One snapshot."""
+        return self._run(self._core.get(snapshot_id))
+
+    def delete(self, snapshot_id: str) -> None:
+        """Removes one; sessions that were started from it go on."""
+        self._run(self._core.delete(snapshot_id))
+
+    def list(self, *, session: str | None = None, run: str | None = None) -> list[Snapshot]:
+        """Snapshots, newest first."""
+        return self._run(self._core.all({"session": session, "run": run}))
+
+
+class Pools:
+    """Pools: hosts of one shape, and capacity made ready before a run starts."""
+
+    def __init__(self, run: _Run, core: ClientCore) -> None:
+        self._run = run
+        self._core = PoolsCore(core)
+
+    def get(self, pool: str = "default") -> Pool:
+        """One pool."""
+        return self._run(self._core.get(pool))
+
+    def prepare(
+        self,
+        pool: str = "default",
+        *,
+        sandboxes: int,
+        image: str | None = None,
+        snapshot: str | Snapshot | None = None,
+        resources: ResourcesLike | None = None,
+        substrate: str | None = None,
+        run: str | None = None,
+        by: datetime | None = None,
+        ttl_s: int | None = None,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        watch: Callable[[Prepared], None] | None = None,
+    ) -> Prepared:
+        """Has sandboxes made ready; returns when they are, unless `wait` is False.
+
+        Args:
+            by: When they are needed; None is now.
+            ttl_s: Seconds that they are kept for it when nobody claims them.
+            watch: Called with how far it is.
+        """
+        values = {
+            "sandboxes": sandboxes,
+            "image": image,
+            "snapshot": snapshot,
+            "resources": resources,
+            "substrate": substrate,
+            "run": run,
+            "by": by,
+            "ttl_s": ttl_s,
+        }
+        return self._run(self._core.prepare(pool, values, wait=wait, timeout_s=timeout_s, watch=watch))
+
+    def prepares(self, pool: str = "default") -> list[Prepared]:
+        """A pool's prepares that have not expired."""
+        return self._run(self._core.prepares(pool))
+
+    def release(self, prepare_id: str, pool: str = "default") -> None:
+        """Gives back what a prepare holds."""
+        self._run(self._core.release(pool, prepare_id))
+
+    def list(self) -> list[Pool]:
+        """All pools, by name."""
+        return self._run(self._core.all())
