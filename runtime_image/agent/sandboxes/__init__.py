@@ -1,6 +1,7 @@
 """Real sandboxes on one machine: runc, an id range each, idmapped layers, hard limits."""
 
 from runtime_image.agent.sandboxes.cgroups import KillGroup
+from runtime_image.agent.sandboxes.doctor import Check, doctor
 from runtime_image.agent.sandboxes.model import (
     Defences,
     Limits,
@@ -17,6 +18,7 @@ from runtime_image.agent.sandboxes.model import (
 from runtime_image.agent.sandboxes.runtime import SandboxRuntime
 
 __all__ = [
+    "Check",
     "Defences",
     "KillGroup",
     "Limits",
@@ -30,4 +32,5 @@ __all__ = [
     "SandboxSpec",
     "StartFailed",
     "Usage",
+    "doctor",
 ]

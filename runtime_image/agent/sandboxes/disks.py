@@ -60,7 +60,7 @@ class DiskStore:
             raise NotSupported("mkfs.ext4 is missing", "run: apt-get install e2fsprogs")
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         aside = path.with_suffix(f".{secrets.token_hex(4)}")
-        tree = aside.with_suffix(".tree")
+        tree = aside.with_name(f"{aside.name}.tree")
         try:
             (tree / "upper").mkdir(parents=True, mode=0o755)
             (tree / "work").mkdir(mode=0o755)

@@ -54,24 +54,26 @@ class IdentityPool:
 
     def __init__(self, *, id_base: int, id_count: int, limit_namespaces: bool = True) -> None:
         self._free = collections.deque(id_base + n * ID_RANGE_SIZE for n in range(id_count))
-        self._all = frozenset(self._free)
+        self._count = id_count
+        self._leases: dict[str, int] = {}
         self._limits = NAMESPACE_LIMITS if limit_namespaces else {}
         self._ready: dict[int, Identity] = {}
         self._lock = threading.Lock()
         self._making = threading.Lock()
         self._closed = False
 
-    def mark_leased(self, id_base: int) -> None:
+    def mark_leased(self, owner: str, id_base: int) -> None:
         """Takes a range out that a sandbox found on this host already has."""
         with self._lock, contextlib.suppress(ValueError):
             self._free.remove(id_base)
+            self._leases[owner] = id_base
 
-    def lease(self) -> Identity:
-        """The next range. Raises NoIdRange when none is free."""
+    def lease(self, owner: str) -> Identity:
+        """The next range, for a sandbox that has none. Raises NoIdRange when none is free."""
         with self._lock:
             if not self._free:
-                raise NoIdRange(f"all {len(self._all)} id ranges of this host are leased")
-            id_base = self._free.popleft()
+                raise NoIdRange(f"all {self._count} id ranges of this host are leased")
+            id_base = self._leases[owner] = self._free.popleft()
             identity = self._ready.pop(id_base, None)
         if identity is not None:
             return identity
@@ -84,15 +86,15 @@ class IdentityPool:
                     with self._lock:
                         identity = self._ready.pop(id_base)
         except BaseException:
-            with self._lock:
-                self._free.appendleft(id_base)
+            self.release(owner)
             raise
         return identity
 
-    def release(self, id_base: int) -> None:
-        """Gives a range back; twice is once. The caller has torn everything down that used it."""
+    def release(self, owner: str) -> None:
+        """Takes a range back; twice is once. The caller has torn everything down that used it."""
         with self._lock:
-            if id_base in self._all and id_base not in self._free:
+            id_base = self._leases.pop(owner, None)
+            if id_base is not None:
                 self._free.append(id_base)
 
     def refill(self) -> None:
@@ -108,7 +110,7 @@ class IdentityPool:
     def leased_count(self) -> int:
         """How many ranges are out."""
         with self._lock:
-            return len(self._all) - len(self._free)
+            return len(self._leases)
 
     def close(self) -> None:
         """Closes the namespaces that were made ahead."""

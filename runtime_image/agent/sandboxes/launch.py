@@ -96,13 +96,13 @@ class Launch:
 
     def _undo(self) -> None:
         try:
-            teardown(self._machinery, self._spec.sandbox_id, lease=self._identity)
+            teardown(self._machinery, self._spec.sandbox_id)
         except OSError as error:
             # The first failure is the one to tell; the record stays for `stop` or a sweep to finish.
             _log.error("start.undo_failed", extra={"sandbox_id": self._spec.sandbox_id, "error": str(error)})
 
     def _lease_identity(self) -> None:
-        self._identity = self._machinery.identities.lease()
+        self._identity = self._machinery.identities.lease(self._spec.sandbox_id)
 
     def _write_record(self) -> None:
         spec = self._spec

@@ -225,7 +225,7 @@ class SandboxRuntime:
         for name in records.sandbox_ids(settings.home / "sandboxes"):
             record = records.read(machinery.places(name).record)
             if record is not None:
-                machinery.identities.mark_leased(record.id_base)
+                machinery.identities.mark_leased(name, record.id_base)
         return machinery
 
     def _recorded(self) -> set[str]:

@@ -19,7 +19,6 @@ from typing import Final
 
 from runtime_image.agent.sandboxes import disks, records, syscalls
 from runtime_image.agent.sandboxes.cgroups import SandboxCgroup
-from runtime_image.agent.sandboxes.identities import Identity
 from runtime_image.agent.sandboxes.machinery import Machinery
 from runtime_image.agent.sandboxes.records import Places, Record
 
@@ -37,21 +36,14 @@ TEARDOWN_STEPS: Final = (
 )
 
 
-def teardown(machinery: Machinery, sandbox_id: str, *, lease: Identity | None = None) -> None:
+def teardown(machinery: Machinery, sandbox_id: str) -> None:
     """Removes everything of a sandbox; nothing when nothing is there.
 
-    `lease` is given by a start that failed before its record named the range. Raises what a step
-    raised; the rest stays for the next call, and the range stays leased.
+    Raises what a step raised; the rest stays for the next call, and the id range stays leased.
     """
     places = machinery.places(sandbox_id)
     cgroup = machinery.cgroup(sandbox_id)
     record = records.read(places.record)
-    id_base = record.id_base if record is not None else lease.id_base if lease is not None else None
-
-    def release() -> None:
-        if id_base is not None:
-            machinery.identities.release(id_base)
-
     steps: tuple[Callable[[], None], ...] = (
         lambda: _kill(cgroup, record),
         lambda: _unmount(places.merged),
@@ -59,7 +51,7 @@ def teardown(machinery: Machinery, sandbox_id: str, *, lease: Identity | None = 
         lambda: cgroup.remove(timeout_s=_REMOVE_TIMEOUT_S),
         lambda: _remove_tree(places.runc_state),
         lambda: _remove_files(places),
-        release,
+        lambda: machinery.identities.release(sandbox_id),
     )
     for name, step in zip(TEARDOWN_STEPS, steps, strict=True):
         machinery.observe(name)
