@@ -14,6 +14,7 @@ from pathlib import Path
 from runtime_image.builder.build import build_layer, build_recipe, compose, copy_image
 from runtime_image.builder.errors import BuildError
 from runtime_image.builder.manifest import ImageManifest, LayerRole, blob_name
+from runtime_image.builder.oci import import_oci, import_tar
 from runtime_image.builder.progress import StderrProgress
 from runtime_image.builder.workspace import build_workspace, fetch_source, load_workspace
 
@@ -45,6 +46,14 @@ def _run(options: argparse.Namespace, progress: StderrProgress) -> dict[str, obj
                 options.recipe, out, cache=options.cache, rebuild=options.rebuild, progress=progress
             ),
             out,
+        )
+    if options.command == "import-oci":
+        return _told(
+            import_oci(options.reference, out, name=options.name, tag=options.tag, progress=progress), out
+        )
+    if options.command == "import-tar":
+        return _told(
+            import_tar(options.file, out, name=options.name, tag=options.tag, progress=progress), out
         )
     if options.command == "workspace":
         spec = load_workspace(options.spec)
@@ -86,6 +95,16 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--recipe", type=Path, required=True)
     build.add_argument("--cache", type=Path, default=None, help="images by recipe digest")
     build.add_argument("--rebuild", action="store_true", help="build although the cache has it")
+
+    called = argparse.ArgumentParser(add_help=False)
+    called.add_argument("--name", default="imported", help="the image's name here")
+    called.add_argument("--tag", default="latest")
+    oci = commands.add_parser("import-oci", parents=[common, called], help="from a registry or a layout")
+    oci.add_argument("reference", help="as skopeo takes it: docker://..., oci:DIR, docker-archive:FILE")
+    tar = commands.add_parser(
+        "import-tar", parents=[common, called], help="a root filesystem, or docker save"
+    )
+    tar.add_argument("file", type=Path)
 
     layer = commands.add_parser("build-layer", parents=[common], help="pack a directory as a layer")
     layer.add_argument("--dir", type=Path, required=True)

@@ -168,9 +168,10 @@ def _checked_map(sparse: list[tuple[int, int]], member: tarfile.TarInfo) -> list
     at = 0
     extents = []
     for offset, length in sparse:
+        if length == 0:  # the end mark, or the old format's empty slots
+            continue
         if offset < at or length < 0 or offset + length > member.size:
             raise LayerRefused("a sparse map that contradicts itself", member.name)
         at = offset + length
-        if length:
-            extents.append((offset, length))
+        extents.append((offset, length))
     return extents
