@@ -111,18 +111,18 @@ class DirStack:
         fd = self._fds[depth - 1]
         if fd is not None:
             return fd
-        # Walk again from the nearest directory that is still open.
+        # Walk again from the nearest directory that is still open, and keep the last stretch.
         start = depth - 1
         while start > 0 and self._fds[start - 1] is None:
             start -= 1
-        at = self._fd_at(start)
-        owned = False
-        for name in self._names[start:depth]:
-            following = os.open(name, _OPEN_DIRECTORY, dir_fd=at)
-            if owned:
+        at = self._root_fd if start == 0 else self._fd_at(start)
+        for index in range(start, depth):
+            following = os.open(self._names[index], _OPEN_DIRECTORY, dir_fd=at)
+            if index > start and self._fds[index - 1] is None:
                 os.close(at)
-            at, owned = following, True
-        self._fds[depth - 1] = at
+            if index >= depth - _MAX_OPEN:
+                self._fds[index] = following
+            at = following
         return at
 
 
