@@ -170,7 +170,7 @@ class Executions:
                     raise ShoalError(
                         ErrorCode.INVALID_REQUEST,
                         f"files.{number}: {error.message if error else 'it could not be written'}",
-                        details={"fields": [{"path": f"body.files.{number}.path", "problem": str(error)}]},
+                        details={"fields": [{"path": f"files.{number}.path", "message": str(error)}]},
                     )
         return await self._finish(who, session, PROGRAM, _program(body))
 

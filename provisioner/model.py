@@ -110,6 +110,7 @@ class Session:
         journals: Epochs whose journals are in the blob store.
         retiring: The incarnation to be ended first.
         holds_quota: Whether its share of the quota is taken.
+        error: Why its last start failed; None when none did, or when it ran since.
     """
 
     id: SessionId
@@ -156,6 +157,7 @@ class Session:
     last_snapshot_seq: int | None = None
     retiring: Retiring | None = None
     holds_quota: bool = True
+    error: ErrorDetail | None = None
     end: End | None = None
 
 
@@ -343,7 +345,8 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A create of many sessions, so that whoever comes next can finish it. `body` is the request as JSON."""
+    """A create of many sessions, so that whoever comes next can finish it. `body`: the requests as JSON lines, one line
+    when all are alike; `indexes`: those of them that quota was taken for."""
 
     id: str
     tenant: TenantId
@@ -351,10 +354,8 @@ class Group:
     request_hash: str
     body: str
     count: int
-    sources: tuple[Source, ...]
-    resources: tuple[Resources, ...]
+    indexes: tuple[int, ...]
     created_at: datetime
-    made: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ Every method that a route calls takes the `Principal` first, answers the contrac
 nothing of another tenant is visible (NOT_FOUND). Signatures at a glance:
 
     auth        authenticate(key) -> Principal; bootstrap() -> NewKey | None
-    sessions    create(who, SessionCreate, *, idempotency_key=None, wait_s=None) -> Created(session, created)    count == 1
-                create_many(who, SessionCreate, *, idempotency_key=None, wait_s=None) -> Sessions   for count > 1
+    sessions    create(who, SessionCreate, *, idempotency_key=None, wait_s=None) -> Created(session, created)
+                create_many(who, SessionCreate, *, idempotency_key=None, wait_s=None) -> Sessions (count > 1)
                 create_batch(who, SessionBatch, *, idempotency_key=None) -> Sessions
                 get(who, id, *, wait_s=0.0) -> Session         (waits for a change of state)
                 list(who, *, run=None, name=None, state=None, labels=None, cursor=None, limit=100) -> SessionPage

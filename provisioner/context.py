@@ -1,0 +1,109 @@
+"""What the use cases share: one frozen bundle instead of a dozen arguments each."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from provisioner.agents.port import AgentClient
+from provisioner.blobs.port import Blobs
+from provisioner.clock import Clock
+from provisioner.demand import DemandLog
+from provisioner.fleet import Fleet
+from provisioner.manifests import Sources
+from provisioner.route_tokens import RouteSigner
+from provisioner.settings import ProvisionerSettings
+from provisioner.store.steady import SteadyStore
+from provisioner.waiters import Waiters
+
+Ids = Callable[[str], str]
+log = structlog.get_logger("provisioner")
+
+
+class Wake:
+    """Wakes loops: each `wait` returns at the next `set`, or after its time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """There is something to do."""
+        self._event.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Return when there is something to do, or after `seconds`."""
+        told = asyncio.ensure_future(self._event.wait())
+        slept = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait({told, slept}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            told.cancel()
+            slept.cancel()
+        self._event.clear()
+
+
+class Background:
+    """Tasks that go on after the call that began them; `close` waits for them and ends what does not end."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, Any], what: str) -> asyncio.Task[Any]:
+        """Begin; a failure is logged."""
+        task = asyncio.create_task(work, name=what)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.warning("background.failed", what=task.get_name(), exc_info=task.exception())
+
+    async def idle(self) -> None:
+        """Wait until nothing runs."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def close(self, grace_s: float = 5.0) -> None:
+        """Wait up to `grace_s`, then cancel what is left."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace_s)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What the use cases share.
+
+    Attributes:
+        ids: Makes an id of a kind.
+        replica: This process's name among its equals.
+        chance: For placement's draw and for jitter.
+        wake_queue, wake_reconciler: Set when somebody waits for a place, or for hosts.
+    """
+
+    store: SteadyStore
+    blobs: Blobs
+    agents: AgentClient
+    clock: Clock
+    ids: Ids
+    settings: ProvisionerSettings
+    signer: RouteSigner
+    replica: str
+    chance: random.Random
+    waiters: Waiters
+    fleet: Fleet
+    sources: Sources
+    demand: DemandLog
+    background: Background
+    wake_queue: Wake
+    wake_reconciler: Wake

@@ -1,0 +1,118 @@
+"""What this replica knows of the hosts: read from the store, made fresher by the heartbeats that it handles itself.
+
+Nothing here is needed for correctness: a fresh replica knows it all after one read, and agents have the last word.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from provisioner import keys
+from provisioner.clock import Clock
+from provisioner.model import Host, load
+from provisioner.placement import HostView, PlacementMemory, Room, warm_name
+from provisioner.settings import ProvisionerSettings
+from provisioner.store.steady import SteadyStore
+from shoal.contract.base import HostId, SessionId
+from shoal.contract.host import SandboxStatus
+from shoal.contract.states import HostState
+
+#: Seconds for which what was read from the store is good enough for placement.
+FRESH_S = 0.5
+
+
+def view(host: Host, settings: ProvisionerSettings, *, heard: bool) -> HostView:
+    """A host as placement sees it."""
+    load_share = 0.0
+    if host.capacity is not None:
+        load_share = host.load.cpu_used_millis / max(1, host.capacity.cpu_millis)
+    return HostView(
+        id=host.id,
+        pool=host.pool,
+        open=host.state is HostState.READY and heard and not host.drain and not host.draining,
+        substrates=frozenset(host.substrates),
+        capacity=Room.of(host.capacity),
+        held=Room.of(host.held),
+        warm={warm_name(report.key): report.ready for report in host.warm},
+        layers=frozenset(host.layers),
+        load=load_share,
+    )
+
+
+class Fleet:
+    """The hosts as of now or nearly, this replica's own placements, and what sandboxes last said."""
+
+    def __init__(self, store: SteadyStore, clock: Clock, settings: ProvisionerSettings) -> None:
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._hosts: dict[HostId, Host] = {}
+        self._read_at: float | None = None
+        self._heard: dict[HostId, float] = {}
+        self._seen: dict[HostId, dict[tuple[SessionId, int], SandboxStatus]] = {}
+        self.memory = PlacementMemory()
+
+    async def views(self) -> list[HostView]:
+        """The hosts for placement."""
+        await self._refresh()
+        return [self._view(host) for host in self._hosts.values()]
+
+    async def host(self, id: HostId) -> Host | None:
+        """One host, or None."""
+        await self._refresh()
+        return self._hosts.get(id)
+
+    def beat(self, id: HostId) -> int:
+        """The number of the last heartbeat known of a host; 0 for none."""
+        host = self._hosts.get(id)
+        return host.beat if host else 0
+
+    def heard(self, host: Host, statuses: list[SandboxStatus]) -> None:
+        """A heartbeat arrived at this replica."""
+        self._hosts[host.id] = host
+        self._heard[host.id] = self._clock.monotonic()
+        self._seen[host.id] = {(status.session, status.epoch): status for status in statuses}
+        self.memory.heard(host.id, host.beat)
+
+    def gone(self, id: HostId) -> None:
+        """A host is no more."""
+        self._hosts.pop(id, None)
+        self._heard.pop(id, None)
+        self._seen.pop(id, None)
+        self.memory.forget(id)
+
+    def status(self, host: HostId | None, session: SessionId, epoch: int) -> SandboxStatus | None:
+        """What a sandbox last said here; None when this replica has not heard of it."""
+        return self._seen.get(host, {}).get((session, epoch)) if host is not None else None
+
+    def stale(self) -> None:
+        """Read the store again at the next question."""
+        self._read_at = None
+
+    def _view(self, host: Host) -> HostView:
+        # Half a lease of silence is long before it is declared lost, and soon enough to send nobody there.
+        limit = self._settings.lease_s / 2
+        at = self._heard.get(host.id)
+        heard = at is not None and self._clock.monotonic() - at <= limit
+        if not heard and host.heard_at is not None:
+            heard = self._clock.now() - host.heard_at <= timedelta(seconds=limit)
+        return view(host, self._settings, heard=heard)
+
+    async def _refresh(self) -> None:
+        now = self._clock.monotonic()
+        if self._read_at is not None and now - self._read_at < FRESH_S:
+            return
+        self._read_at = now
+        found = {
+            host.id: host
+            for host in (load(Host, stored.item) for stored in await self._store.query_all(keys.HOSTS))
+            if host.state is not HostState.GONE
+        }
+        for id in set(self._hosts) - set(found):
+            self.gone(id)
+        for id, host in found.items():
+            known = self._hosts.get(id)
+            # A heartbeat handled here may be newer than what it wrote down; the control plane's own marks are not.
+            if known is None or known.beat <= host.beat or known.state is not host.state:
+                self._hosts[id] = host
+                self.memory.heard(id, host.beat)

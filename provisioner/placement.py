@@ -1,0 +1,272 @@
+"""Which host a sandbox goes to: filter, sample, score. Pure but for the chance that is handed in.
+
+Of the hosts that can take it, those with a warm sandbox of its kind come first, then those that have its layers, then
+any. Among those of one rank a few are drawn and the least loaded wins: with stale views of many replicas, the very
+least loaded of all would be everybody's choice at once (power of k choices, Mitzenmacher 2001).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shoal.contract.base import HostId
+from shoal.contract.host import Capacity, WarmKey
+from shoal.contract.sessions import Resources
+from shoal.contract.states import Substrate
+
+#: Sizes of sandboxes' disks, MiB: what was asked for is rounded up to one, so that warm ones fit many.
+DISK_CLASSES_MIB = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
+#: Warm sandboxes are interchangeable when these agree: the disk's digest, substrate, disk class.
+WarmName = tuple[str, Substrate, int]
+
+
+def disk_class(disk_mib: int) -> int:
+    """The class that a disk of this size belongs to."""
+    return next((size for size in DISK_CLASSES_MIB if size >= disk_mib), disk_mib)
+
+
+def warm_key(digest: str, substrate: Substrate, disk_mib: int) -> WarmKey:
+    """What a warm sandbox must be to serve this disk."""
+    return WarmKey(digest=digest, substrate=substrate, disk_mib=disk_class(disk_mib))
+
+
+def warm_name(key: WarmKey) -> WarmName:
+    """A key that can be hashed, equal for equal ones."""
+    return (key.digest, key.substrate, disk_class(key.disk_mib))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """Amounts of what hosts have: CPU in thousandths of a core, memory and disk in MiB."""
+
+    cpu_millis: int = 0
+    memory_mib: int = 0
+    disk_mib: int = 0
+    sandboxes: int = 0
+
+    def __add__(self, other: Room) -> Room:
+        return Room(
+            cpu_millis=self.cpu_millis + other.cpu_millis,
+            memory_mib=self.memory_mib + other.memory_mib,
+            disk_mib=self.disk_mib + other.disk_mib,
+            sandboxes=self.sandboxes + other.sandboxes,
+        )
+
+    def fits(self, capacity: Room) -> bool:
+        """Whether so much is no more than `capacity`."""
+        return (
+            self.cpu_millis <= capacity.cpu_millis
+            and self.memory_mib <= capacity.memory_mib
+            and self.disk_mib <= capacity.disk_mib
+            and self.sandboxes <= capacity.sandboxes
+        )
+
+    def share_of(self, capacity: Room) -> float:
+        """The scarcest part: 0 is empty, 1 is full."""
+        return max(
+            self.cpu_millis / max(1, capacity.cpu_millis),
+            self.memory_mib / max(1, capacity.memory_mib),
+            self.disk_mib / max(1, capacity.disk_mib),
+            self.sandboxes / max(1, capacity.sandboxes),
+        )
+
+    @classmethod
+    def of(cls, capacity: Capacity | None) -> Room:
+        """From the wire; None is nothing."""
+        if capacity is None:
+            return cls()
+        return cls(
+            cpu_millis=capacity.cpu_millis,
+            memory_mib=capacity.memory_mib,
+            disk_mib=capacity.disk_mib,
+            sandboxes=capacity.sandboxes,
+        )
+
+    @classmethod
+    def for_one(cls, resources: Resources) -> Room:
+        """What one sandbox of these resources holds: its disk by class."""
+        return cls(
+            cpu_millis=resources.cpu_millis,
+            memory_mib=resources.memory_mib,
+            disk_mib=disk_class(resources.disk_mib),
+            sandboxes=1,
+        )
+
+    def wire(self) -> Capacity:
+        """For the wire and the store."""
+        return Capacity(
+            cpu_millis=self.cpu_millis,
+            memory_mib=self.memory_mib,
+            disk_mib=self.disk_mib,
+            sandboxes=self.sandboxes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostView:
+    """A host as placement sees it. `held` is what sessions hold; warm sandboxes give way and do not count.
+
+    Attributes:
+        open: Registered, heard of lately, and neither draining nor lost.
+        load: What is really used, 0 to 1; breaks ties between equally filled hosts.
+    """
+
+    id: HostId
+    pool: str
+    open: bool
+    substrates: frozenset[Substrate]
+    capacity: Room
+    held: Room
+    warm: Mapping[WarmName, int] = field(default_factory=dict)
+    layers: frozenset[str] = frozenset()
+    load: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A sandbox that wants a place. `layers` are the digests of its disk's layers."""
+
+    pool: str
+    substrate: Substrate
+    room: Room
+    warm: WarmName
+    layers: frozenset[str] = frozenset()
+
+
+class Chance(Protocol):
+    """Where the draw comes from (`random.Random` fits)."""
+
+    def sample(self, population: Sequence[HostView], k: int) -> list[HostView]: ...
+
+
+def candidates(
+    ask: Ask, hosts: Iterable[HostView], extra: Mapping[HostId, Room], tried: frozenset[HostId] = frozenset()
+) -> list[HostView]:
+    """The hosts that can take it, counting `extra` on top of what they hold."""
+    return [
+        host
+        for host in hosts
+        if host.open
+        and host.id not in tried
+        and host.pool == ask.pool
+        and ask.substrate in host.substrates
+        and (host.held + extra.get(host.id, Room()) + ask.room).fits(host.capacity)
+    ]
+
+
+def choose(
+    ask: Ask,
+    hosts: Iterable[HostView],
+    chance: Chance,
+    *,
+    sample: int = 4,
+    extra: Mapping[HostId, Room] | None = None,
+    claimed: Mapping[tuple[HostId, WarmName], int] | None = None,
+    tried: frozenset[HostId] = frozenset(),
+) -> HostView | None:
+    """The host for it, or None when none of them can take it.
+
+    Args:
+        sample: How many of the best rank are drawn.
+        extra: What was placed on hosts that their views do not show yet.
+        claimed: Warm sandboxes taken that the views do not show yet.
+        tried: Hosts that refused.
+    """
+    extra, claimed = extra or {}, claimed or {}
+    fitting = candidates(ask, hosts, extra, tried)
+    if not fitting:
+        return None
+
+    def rank(host: HostView) -> float:
+        if host.warm.get(ask.warm, 0) - claimed.get((host.id, ask.warm), 0) > 0:
+            return 2.0
+        return len(ask.layers & host.layers) / len(ask.layers) if ask.layers else 0.0
+
+    ranks = {host.id: rank(host) for host in fitting}
+    best = max(ranks.values())
+    drawn = sorted((host for host in fitting if ranks[host.id] == best), key=lambda host: host.id)
+    if len(drawn) > sample:
+        drawn = chance.sample(drawn, sample)
+
+    def filled(host: HostView) -> tuple[float, float, str]:
+        held = host.held + extra.get(host.id, Room()) + ask.room
+        return (held.share_of(host.capacity), host.load, host.id)
+
+    return min(drawn, key=filled)
+
+
+@dataclass(slots=True, eq=False)
+class Own:
+    """One placement of this replica, until the host's heartbeats show it."""
+
+    room: Room
+    warm: WarmName
+    gone_with_beat: int | None = None
+    settled: bool = False
+
+
+class PlacementMemory:
+    """A replica's own placements that heartbeats do not show yet.
+
+    A placement counts from `begin`. Once the host has answered, a heartbeat built after that shows it: the second one
+    that arrives was certainly built after the first was answered, so it is forgotten then. A refusal is forgotten at
+    once.
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[HostId, deque[Own]] = {}
+
+    def begin(self, host: HostId, room: Room, warm: WarmName) -> Own:
+        """A placement is on its way to the host."""
+        own = Own(room, warm)
+        self._own.setdefault(host, deque()).append(own)
+        return own
+
+    def refused(self, host: HostId, own: Own) -> None:
+        """It did not come about."""
+        own.settled = True
+        mine = self._own.get(host)
+        if mine is not None and own in mine:
+            mine.remove(own)
+
+    def answered(self, own: Own, last_beat: int) -> None:
+        """The host took it; `last_beat` is the number of its last heartbeat seen."""
+        own.settled = True
+        own.gone_with_beat = last_beat + 2
+
+    def heard(self, host: HostId, beat: int) -> None:
+        """A heartbeat arrived."""
+        mine = self._own.get(host)
+        if mine is None:
+            return
+        left = deque(own for own in mine if own.gone_with_beat is None or own.gone_with_beat > beat)
+        if left:
+            self._own[host] = left
+        else:
+            del self._own[host]
+
+    def forget(self, host: HostId) -> None:
+        """The host is gone."""
+        self._own.pop(host, None)
+
+    def extra(self) -> dict[HostId, Room]:
+        """What counts on top of the views."""
+        return {host: _sum(own.room for own in mine) for host, mine in self._own.items()}
+
+    def claimed(self) -> dict[tuple[HostId, WarmName], int]:
+        """Warm sandboxes taken that the views still show."""
+        counts: dict[tuple[HostId, WarmName], int] = {}
+        for host, mine in self._own.items():
+            for own in mine:
+                counts[(host, own.warm)] = counts.get((host, own.warm), 0) + 1
+        return counts
+
+
+def _sum(rooms: Iterable[Room]) -> Room:
+    total = Room()
+    for room in rooms:
+        total = total + room
+    return total

@@ -1,0 +1,255 @@
+"""Making sessions: one transaction takes the quota and writes the session, its list entries and its place in the queue.
+
+The ids of sessions made under an idempotency key are derived from it, so a repeat finds what it made with no record
+in between, for as long as the session itself is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import timedelta
+
+from provisioner import keys
+from provisioner.auth import Principal
+from provisioner.context import Context, log
+from provisioner.lifecycle import LIVE
+from provisioner.manifests import Resolved, canonical, merge_resources
+from provisioner.model import Session, Source, Tenant, load, replace
+from provisioner.placement import Room
+from provisioner.sessions import records
+from provisioner.sessions.placing import Placing
+from provisioner.store.port import Add, ConditionFailed, Op, Update
+from shoal.contract.base import SessionId, TenantId
+from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.sessions import Resources, SessionCreate
+from shoal.contract.states import Phase, SessionState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A session that a create answers, and whether this call made it."""
+
+    session: Session
+    version: int
+    created: bool
+
+
+def request_hash(body: object) -> str:
+    """What tells a repeat from another request; how long the caller waits does not count."""
+    assert hasattr(body, "model_copy")
+    return hashlib.sha256(canonical(body.model_copy(update={"wait_s": 0.0}))).hexdigest()
+
+
+class Creating:
+    """Makes sessions, one or many, and sees to their placing."""
+
+    def __init__(self, context: Context, placing: Placing) -> None:
+        self._context = context
+        self._placing = placing
+        self._tenants: dict[TenantId, tuple[float, Tenant]] = {}
+
+    async def one(self, who: Principal, body: SessionCreate, key: str | None) -> Made:
+        """Make one session (its quota with it) without placing it.
+
+        Raises:
+            ShoalError: QUOTA_EXCEEDED, IDEMPOTENCY_CONFLICT, INVALID_REQUEST, those of `Sources.resolve`.
+        """
+        hashed = request_hash(body)
+        id = self._id(who, key, 0)
+        if key is not None:
+            known = await self._known(who, id, hashed)
+            if known is not None:
+                return known
+        self.pool(body)
+        resolved = await self._context.sources.resolve(who.tenant, body.image, body.snapshot)
+        session = self.record(
+            who, body, hashed, id, body.name, resolved.source, self.resources(body, resolved)
+        )
+        quota = await self.quota_op(who.tenant, [session.resources])
+        made = await self.insert(session, quota)
+        if made.created:
+            self._context.demand.note(session.pool, session.source, session.substrate, session.resources)
+        return made
+
+    def _id(self, who: Principal, key: str | None, index: int) -> SessionId:
+        if key is None:
+            return SessionId(self._context.ids("ses"))
+        return SessionId(keys.derived_id("ses", who.tenant, key, str(index)))
+
+    def pool(self, body: SessionCreate) -> str:
+        """The pool it goes to, if that can serve it.
+
+        Raises:
+            ShoalError: INVALID_REQUEST, SUBSTRATE_UNAVAILABLE, NOT_IMPLEMENTED.
+        """
+        pool = self._context.settings.pool(body.pool)
+        if pool is None:
+            raise ShoalError(
+                ErrorCode.INVALID_REQUEST, f"There is no pool {body.pool}.", details={"fields": ["pool"]}
+            )
+        if body.substrate not in pool.substrates:
+            raise ShoalError(
+                ErrorCode.SUBSTRATE_UNAVAILABLE, f"Pool {pool.name} has no {body.substrate.value} hosts."
+            )
+        if body.network.mode == "allowlist":
+            raise ShoalError(ErrorCode.NOT_IMPLEMENTED, "Network allowlists are not served yet.")
+        return pool.name
+
+    def resources(self, body: SessionCreate, resolved: Resolved) -> Resources:
+        """The limits of its sandbox.
+
+        Raises:
+            ShoalError: NO_CAPACITY when no host of the pool is large enough.
+        """
+        resources = merge_resources(body.resources, resolved.resources)
+        pool = self._context.settings.pool(body.pool)
+        assert pool is not None
+        shape = Room.of(pool.host_capacity)
+        if pool.host_capacity is not None and not Room.for_one(resources).fits(shape):
+            raise ShoalError(
+                ErrorCode.NO_CAPACITY,
+                f"No host of pool {pool.name} is large enough for these resources.",
+                details={"host": pool.host_capacity.model_dump()},
+            )
+        return resources
+
+    def record(
+        self,
+        who: Principal,
+        body: SessionCreate,
+        hashed: str,
+        id: SessionId,
+        name: str | None,
+        source: Source,
+        resources: Resources,
+    ) -> Session:
+        """The record of a new session; this replica places it, unless others wait in its pool."""
+        now = self._context.clock.now()
+        pool = self.pool(body)
+        lease = {} if pool in self._placing.blocked else self._placing.lease()
+        session = Session(
+            id=id,
+            tenant=who.tenant,
+            key_id=who.key,
+            request_hash=hashed,
+            name=name,
+            run=body.run,
+            pool=pool,
+            substrate=body.substrate,
+            state=SessionState.PENDING,
+            phase=Phase.PLACING if lease else Phase.QUEUED,
+            epoch=1,
+            source=source,
+            resources=resources,
+            env=body.env,
+            workdir=body.workdir,
+            user=body.user,
+            on_start=tuple(body.on_start),
+            network=body.network,
+            labels=body.labels,
+            created_at=now,
+            expires_at=now + timedelta(seconds=body.ttl_s),
+            idle_pause_s=body.idle_pause_s,
+            idle_timeout_s=body.idle_timeout_s,
+            on_host_loss=body.on_host_loss,
+            durability=body.durability,
+            snapshot_every=body.snapshot_every,
+            queue=body.queue,
+        )
+        return replace(session, **lease)  # type: ignore[arg-type]
+
+    async def insert(self, session: Session, quota: Op | None) -> Made:
+        """Write one session, or find the one that is there."""
+        context = self._context
+        ops = records.insertion(session, quota=quota)
+        for _ in range(3):
+            try:
+                await context.store.transact(ops)
+                log.info("session.created", session_id=session.id, tenant=session.tenant, run=session.run)
+                return Made(session=session, version=1, created=True)
+            except ConditionFailed as error:
+                failed = ops[error.index]
+                if isinstance(failed, Update):
+                    raise await self.quota_error(session.tenant) from error
+                if error.current is None:
+                    continue
+                by_name = failed.key.pk.startswith("NAME#")
+                id = SessionId(error.current.item["session"]) if by_name else session.id
+                found = await records.read(context.store, id)
+                # A name whose session has just ended is free at the next look.
+                if found is None or (id != session.id and found.session.state not in LIVE):
+                    continue
+                if found.session.request_hash != session.request_hash:
+                    raise name_conflict(session) if id != session.id else key_conflict() from error
+                return Made(session=found.session, version=found.version, created=False)
+        raise ShoalError(
+            ErrorCode.UNAVAILABLE, "The session's name is changing hands; try again.", retry_after_s=0.5
+        )
+
+    async def _known(self, who: Principal, id: SessionId, hashed: str) -> Made | None:
+        """What an earlier call with the same key made. Looked up first: its image may be gone by now."""
+        found = await records.read(self._context.store, id)
+        if found is None:
+            return None
+        if found.session.request_hash != hashed:
+            raise key_conflict()
+        return Made(session=found.session, version=found.version, created=False)
+
+    async def _tenant(self, id: TenantId) -> Tenant | None:
+        now = self._context.clock.monotonic()
+        known = self._tenants.get(id)
+        if known is None or known[0] <= now:
+            stored = await self._context.store.get(keys.tenant(id))
+            if stored is None:
+                return None
+            known = self._tenants[id] = (now + 10.0, load(Tenant, stored.item))
+        return known[1]
+
+    async def quota_op(self, id: TenantId, resources: list[Resources]) -> Update:
+        """Takes the quota for sandboxes of these resources."""
+        tenant = await self._tenant(id)
+        total = Room()
+        for each in resources:
+            total = total + Room.for_one(each)
+        return Update(
+            key=keys.quota(id),
+            add={
+                "sessions": Add(delta=total.sandboxes, maximum=tenant.max_sessions if tenant else None),
+                "cpu_millis": Add(delta=total.cpu_millis, maximum=tenant.max_cpu_millis if tenant else None),
+                "memory_mib": Add(delta=total.memory_mib, maximum=tenant.max_memory_mib if tenant else None),
+            },
+        )
+
+    async def quota_error(self, id: TenantId) -> ShoalError:
+        """Why `quota_op` was refused."""
+        tenant = await self._tenant(id)
+        stored = await self._context.store.get(keys.quota(id))
+        return ShoalError(
+            ErrorCode.QUOTA_EXCEEDED,
+            "The tenant is at its quota; end some sessions or wait for them to end.",
+            retry_after_s=2.0,
+            details={
+                "held": dict(stored.item) if stored else {},
+                "limit": {
+                    "sessions": tenant.max_sessions if tenant else None,
+                    "cpu_millis": tenant.max_cpu_millis if tenant else None,
+                    "memory_mib": tenant.max_memory_mib if tenant else None,
+                },
+            },
+        )
+
+
+def key_conflict() -> ShoalError:
+    """The key was used with another body."""
+    return ShoalError(
+        ErrorCode.IDEMPOTENCY_CONFLICT, "This idempotency key was used with another body; use another key."
+    )
+
+
+def name_conflict(session: Session) -> ShoalError:
+    """The name belongs to another request's session."""
+    return ShoalError(
+        ErrorCode.IDEMPOTENCY_CONFLICT,
+        f"The run has a session {session.name!r} that was made by another request.",
+    )

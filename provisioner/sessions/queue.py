@@ -1,0 +1,146 @@
+"""The queue's pump: places who waits, oldest first, whenever there may be room.
+
+Entries that another replica is placing are left alone until its lease is over; so the pump also takes over what a
+replica that died left half done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from datetime import datetime
+
+from provisioner.context import Context, log
+from provisioner.lifecycle import UNPLACED
+from provisioner.model import Queued, load, replace
+from provisioner.placement import Ask, Own, Room, WarmName, choose, warm_name
+from provisioner.sessions import records
+from provisioner.sessions.placing import Placing
+from provisioner.sessions.records import Loaded
+from provisioner.store.port import ConditionFailed
+from shoal.contract.base import HostId
+from shoal.contract.errors import ShoalError
+from shoal.contract.states import Phase
+
+#: Placements at once: an agent's cold start takes hundreds of milliseconds, and hosts do a few at a time.
+_AT_ONCE = 32
+#: Misfits in a row after which a pass stops looking: what is behind them is hardly smaller.
+_MISFITS = 50
+_INTERVAL_S = 1.0
+
+Order = Callable[[list[Queued]], Iterable[Queued]]
+
+
+def first_come(entries: list[Queued]) -> Iterable[Queued]:
+    """The order of waiting: by age. Runs' weights come in here."""
+    return entries
+
+
+class Pump:
+    """Places queued sessions. `order` decides who is next among those that wait."""
+
+    def __init__(self, context: Context, placing: Placing, order: Order = first_come) -> None:
+        self._context = context
+        self._placing = placing
+        self._order = order
+        self._limit = asyncio.Semaphore(_AT_ONCE)
+        self._placed: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Pump until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except ShoalError as error:
+                log.warning("queue.failed", code=error.code.value)
+            except Exception:  # noqa: BLE001 - the loop's top: the next pass tries again
+                log.exception("queue.broke")
+            await self._context.wake_queue.wait(_INTERVAL_S)
+
+    async def drain(self) -> None:
+        """Place all that fit now; returns when those are placed."""
+        await self.look()
+        while self._placed:
+            await asyncio.wait(self._placed)
+
+    async def look(self) -> None:
+        """Begin to place all that fit now, without waiting for their starts."""
+        for pool in self._context.settings.pools:
+            await self._pool(pool.name)
+
+    async def _pool(self, pool: str) -> None:
+        context = self._context
+        memory = context.fleet.memory
+        now = context.clock.now()
+        stored = await context.store.query_all(f"QUEUE#{pool}")
+        entries = [load(Queued, item.item) for item in stored]
+        free = [entry for entry in entries if not _leased(entry, now) and entry.expires_at > now]
+        misfits: set[tuple[Room, WarmName]] = set()
+        waiting = 0
+        for entry in self._order(free):
+            ask = Ask(
+                pool=pool,
+                substrate=entry.key.substrate,
+                room=Room.for_one(entry.resources),
+                warm=warm_name(entry.key),
+            )
+            kind = (ask.room, ask.warm)
+            host = None
+            if kind not in misfits:
+                host = choose(
+                    ask,
+                    await context.fleet.views(),
+                    context.chance,
+                    sample=context.settings.sample,
+                    extra=memory.extra(),
+                    claimed=memory.claimed(),
+                )
+            if host is None:
+                misfits.add(kind)
+                waiting += 1
+                if waiting >= _MISFITS:
+                    break
+                continue
+            # The room counts from here, so that the next in the queue does not take it for free.
+            first = (host.id, memory.begin(host.id, ask.room, ask.warm))
+            await self._limit.acquire()
+            task = context.background.start(self._one(entry, first), "place queued session")
+            self._placed.add(task)
+            task.add_done_callback(self._placed.discard)
+        if waiting:
+            self._placing.blocked.add(pool)
+            context.wake_reconciler.set()
+        else:
+            self._placing.blocked.discard(pool)
+
+    async def _one(self, entry: Queued, first: tuple[HostId, Own]) -> None:
+        try:
+            found = await self._claim(entry)
+            if found is not None:
+                await self._placing.place(found, first)
+        except ShoalError as error:
+            log.warning("queue.place_failed", session_id=entry.session, code=error.code.value)
+        finally:
+            if not first[1].settled:
+                self._context.fleet.memory.refused(*first)
+            self._limit.release()
+
+    async def _claim(self, entry: Queued) -> Loaded | None:
+        """Take the session's placing lease; None when it needs no place any more, or another has it."""
+        context = self._context
+        found = await records.read(context.store, entry.session)
+        if found is None or found.session.state not in UNPLACED or found.session.host is not None:
+            return None
+        session = found.session
+        if session.placer_until is not None and session.placer_until > context.clock.now():
+            return None
+        new = replace(session, phase=Phase.PLACING, **self._placing.lease())  # type: ignore[arg-type]
+        try:
+            await context.store.transact([records.save(new, found.version), records.queue_entry(new)])
+        except ConditionFailed:
+            return None
+        return Loaded(session=new, version=found.version + 1)
+
+
+def _leased(entry: Queued, now: datetime) -> bool:
+    return entry.placer_until is not None and entry.placer_until > now

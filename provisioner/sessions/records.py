@@ -1,0 +1,215 @@
+"""Reading sessions and the pieces of transactions that write them: each list entry moves with its session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from provisioner import keys
+from provisioner.auth import Principal
+from provisioner.lifecycle import LIVE, SESSION, move
+from provisioner.model import Assignment, Queued, Session, Source, dump, load, replace
+from provisioner.placement import Room, warm_key
+from provisioner.store.port import Absent, Add, Delete, Op, Put, Stored, Update, VersionIs
+from provisioner.store.steady import SteadyStore
+from shoal.contract.base import HostId, SessionId
+from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.sessions import End, Event
+from shoal.contract.states import EndReason, Phase, SessionState
+
+#: How many events the control plane keeps of one session before the oldest give way.
+EVENT_SLOTS = 500
+_EVENTS_LIVE = timedelta(days=30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A session as read, with the version that its next write must name."""
+
+    session: Session
+    version: int
+
+
+def loaded(stored: Stored) -> Loaded:
+    """From the store's item."""
+    return Loaded(session=load(Session, stored.item), version=stored.version)
+
+
+async def read(store: SteadyStore, id: SessionId) -> Loaded | None:
+    """A session, or None."""
+    stored = await store.get(keys.session(id))
+    return loaded(stored) if stored else None
+
+
+async def read_own(store: SteadyStore, who: Principal, id: SessionId) -> Loaded:
+    """A session that this caller may see.
+
+    Raises:
+        ShoalError: NOT_FOUND, also for another tenant's.
+    """
+    found = await read(store, id)
+    if found is None or found.session.tenant != who.tenant:
+        raise ShoalError(ErrorCode.NOT_FOUND, f"No session {id}.")
+    return found
+
+
+def disk(session: Session) -> Source:
+    """What the session's next (or present) sandbox starts from."""
+    return session.restore_from or session.source
+
+
+def moved(session: Session, state: SessionState, **changes: object) -> Session:
+    """The session in another state; staying in one is no move.
+
+    Raises:
+        IllegalMove: The table does not have it.
+    """
+    if session.state is not state:
+        move(SESSION, session.state, state)
+    return replace(session, state=state, **changes)  # type: ignore[arg-type]
+
+
+def queue_entry(session: Session) -> Put:
+    """The session's place in its pool's queue."""
+    entry = Queued(
+        session=session.id,
+        tenant=session.tenant,
+        run=session.run,
+        resources=session.resources,
+        key=warm_key(disk(session).digest, session.substrate, session.resources.disk_mib),
+        created_at=session.created_at,
+        expires_at=session.expires_at,
+        placer_until=session.placer_until,
+    )
+    return Put(key=keys.queued(session.pool, session.created_at, session.id), item=dump(entry))
+
+
+def leave_queue(session: Session) -> Delete:
+    """The session waits no more."""
+    return Delete(key=keys.queued(session.pool, session.created_at, session.id))
+
+
+def save(session: Session, version: int, *, expires_at: datetime | None = None) -> Put:
+    """Write a session that was read with this version."""
+    return Put(
+        key=keys.session(session.id),
+        item=dump(session),
+        conditions=(VersionIs(version=version),),
+        expires_at=expires_at,
+    )
+
+
+def insertion(session: Session, *, quota: Op | None) -> list[Op]:
+    """Everything that a new session is, in one transaction; the session's own Put comes first."""
+    entry = {"session": session.id}
+    ops: list[Op] = [
+        Put(key=keys.session(session.id), item=dump(session), conditions=(Absent(),)),
+        Put(key=keys.live(session.tenant, session.created_at, session.id), item=entry),
+        queue_entry(session),
+    ]
+    if session.run is not None:
+        ops.append(
+            Put(key=keys.run_live(session.tenant, session.run, session.created_at, session.id), item=entry)
+        )
+    if session.name is not None:
+        ops.append(
+            Put(
+                key=keys.name(session.tenant, session.run, session.name),
+                item={"session": session.id, "request_hash": session.request_hash},
+                conditions=(Absent(),),
+            )
+        )
+    if quota is not None:
+        ops.append(quota)
+    return ops
+
+
+def assign(session: Session, host: HostId, now: datetime) -> Put:
+    """The session's entry in its host's list."""
+    assignment = Assignment(
+        session=session.id, epoch=session.epoch, host=host, resources=session.resources, since=now
+    )
+    return Put(key=keys.assigned(host, session.id, session.epoch), item=dump(assignment))
+
+
+def unassign(host: HostId, session: SessionId, epoch: int) -> Delete:
+    """The sandbox is no more on that host."""
+    return Delete(key=keys.assigned(host, session, epoch))
+
+
+def give_back(session: Session) -> Update:
+    """Free what one session held of its tenant's quota."""
+    room = Room.for_one(session.resources)
+    return Update(
+        key=keys.quota(session.tenant),
+        add={
+            "sessions": Add(delta=-1),
+            "cpu_millis": Add(delta=-room.cpu_millis),
+            "memory_mib": Add(delta=-room.memory_mib),
+        },
+    )
+
+
+def ending(
+    session: Session, version: int, end: End, now: datetime, keep: timedelta
+) -> tuple[Session, list[Op]]:
+    """The intent to end a session, and at once its end when it has no sandbox: quota, name and lists are free then."""
+    assert session.state in LIVE
+    has_sandbox = session.host is not None
+    state = SessionState.ENDING if has_sandbox else SessionState.ENDED
+    new = moved(
+        session,
+        state,
+        phase=Phase.FLUSHING_JOURNAL if has_sandbox else None,
+        end=end,
+        ended_at=None if has_sandbox else now,
+        holds_quota=False,
+        placer=None,
+        placer_until=None,
+        retiring=None,
+    )
+    gone = now + keep
+    ops: list[Op] = [
+        save(new, version, expires_at=None if has_sandbox else gone),
+        leave_queue(session),
+        Delete(key=keys.live(session.tenant, session.created_at, session.id)),
+        Put(
+            key=keys.ended(session.tenant, session.created_at, session.id),
+            item={"session": session.id},
+            expires_at=gone,
+        ),
+    ]
+    if session.run is not None:
+        ops.append(Delete(key=keys.run_live(session.tenant, session.run, session.created_at, session.id)))
+    if session.name is not None:
+        ops.append(Delete(key=keys.name(session.tenant, session.run, session.name)))
+    if session.retiring is not None:
+        # Its host reports it, and is told to release it.
+        ops.append(unassign(session.retiring.host, session.id, session.retiring.epoch))
+    if session.holds_quota:
+        ops.append(give_back(session))
+    return new, ops
+
+
+def end_of(reason: EndReason, detail: str | None = None) -> End:
+    """Why a session ends; the detail is kept short."""
+    return End(reason=reason, detail=detail[:2000] if detail else None)
+
+
+def event_op(session: Session, version: int, at: datetime, kind: str, message: str, **data: object) -> Put:
+    """An event that is written with the write that follows `version`."""
+    event = Event(at=at, kind=kind, message=message, data=data)
+    return Put(
+        key=keys.event(session.id, f"C{version % EVENT_SLOTS:04d}"),
+        item=event.model_dump(mode="json"),
+        expires_at=at + _EVENTS_LIVE,
+    )
+
+
+def host_event_op(session: SessionId, n: int, event: Event) -> Put:
+    """An event that a host reported; a repeat takes the same place."""
+    return Put(
+        key=keys.event(session, f"H{n % EVENT_SLOTS:04d}"),
+        item=event.model_dump(mode="json"),
+        expires_at=event.at + _EVENTS_LIVE,
+    )
