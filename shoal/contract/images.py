@@ -60,7 +60,8 @@ class RegistrySource(Wire):
 
 
 class ArchiveSource(Wire):
-    """Take a rootfs tarball or a docker-save archive from the control plane's own machine."""
+    """Take a rootfs tarball, a docker-save archive, or a directory that the builder wrote (`image.json` and its
+    layers), from the control plane's own machine: an absolute path."""
 
     archive: str = Field(max_length=4096)
 
@@ -72,13 +73,19 @@ class SnapshotSource(Wire):
     exclude: list[str] = Field(default_factory=list, max_length=1000)
 
 
+class ImageSource(Wire):
+    """Take another image's layers, to put a workspace and toolkits over them: nothing is built or copied."""
+
+    image: str = Field(max_length=300)
+
+
 class LayersSource(Wire):
     """Register a manifest whose layers are in the blob store already (`shoal image push`, the builder)."""
 
     manifest: ImageManifest
 
 
-Source = RecipeSource | RegistrySource | ArchiveSource | SnapshotSource | LayersSource
+Source = RecipeSource | RegistrySource | ArchiveSource | SnapshotSource | ImageSource | LayersSource
 
 
 class ImagePut(Wire):
