@@ -205,6 +205,9 @@ def _fill(root: Path, sources: _Sources) -> None:
             compiled.parent.mkdir(parents=True, exist_ok=True)
             jobs.append((str(path), str(compiled), f"<guest>/{name}"))
         _compile(sources.python, jobs)
+    # Run by the image's Python, whatever version that is.
+    driver = sources.guest["driver.py"]
+    shutil.copyfile(driver, library / _GUEST_PACKAGE / driver.name)
 
 
 def _compile(python: Path, jobs: list[tuple[str, str, str]]) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import signal as _signal
     from resource import struct_rusage
     from typing import Any
+
+    from .residents import Residents
 else:
     import _signal
 
@@ -44,6 +46,7 @@ class Guest:
         self._handles: dict[int, Process] = {}
         self._pieces: dict[int, tuple[bytearray, list[int]]] = {}
         self._greeted = 0
+        self._residents: dict[str, Residents] = {}
         # Helpers at work: request id -> pid.
         self._workers: dict[int, int] = {}
 
@@ -198,7 +201,27 @@ class Guest:
                 self.drop(process)
             self.reply(ident, body)
 
-        start_exec(self, spec, process, procs_fd, reply)
+        if spec.get("shell") is not None:
+            self._named("shell").run(spec["shell"], spec, process, procs_fd, reply)
+        elif spec.get("context") is not None:
+            self._named("context").run(spec["context"], spec, process, procs_fd, reply)
+        else:
+            start_exec(self, spec, process, procs_fd, reply)
+
+    def _named(self, kind: str) -> Residents:
+        # Loaded when first used: most sandboxes have none.
+        if kind not in self._residents:
+            from .residents import Residents
+
+            if kind == "shell":
+                from .shells import Shell
+
+                self._residents[kind] = Residents(self, Shell)
+            else:
+                from .contexts import Context
+
+                self._residents[kind] = Residents(self, Context)
+        return self._residents[kind]
 
 
 def take_link() -> _socket.socket:

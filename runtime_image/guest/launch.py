@@ -36,9 +36,9 @@ class Stage:
 
 
 def fork_child(
-    spec: dict[str, Any], stdio: tuple[int, int, int], tty: bool, extra: tuple[int, ...], procs_fd: int | None
+    spec: dict[str, Any], stdio: tuple[int, int, int], tty: bool, extra: dict[int, int], procs_fd: int | None
 ) -> tuple[int, int]:
-    """Fork; the child execs `spec` with `stdio` as 0, 1, 2 and `extra` as 3, 4, ...
+    """Fork; the child execs `spec` with `stdio` as 0, 1, 2 and `extra` in its places.
 
     Returns:
         The child's pid, and a pipe that reads empty once it has become the program, or what
@@ -71,7 +71,7 @@ def _become(
     spec: dict[str, Any],
     stdio: tuple[int, int, int],
     tty: bool,
-    extra: tuple[int, ...],
+    extra: dict[int, int],
     procs_fd: int | None,
     failure_fd: int,
 ) -> NoReturn:
@@ -155,7 +155,7 @@ def command_argv(spec: dict[str, Any], env: dict[str, str]) -> list[str | bytes]
     raw = command.encode("utf-8", "surrogateescape") if isinstance(command, str) else command
     if b"\0" in raw:
         raise OSError(22, "the command has a NUL byte in it")
-    shell = spec.get("shell_kind") or find_shell(env)
+    shell = spec.get("shell_kind") or find_shell(env["PATH"])
     login = ["-l"] if spec.get("login") else []
     if len(raw) < ARG_STRLEN:
         return [shell, *login, "-c", raw]
@@ -168,17 +168,17 @@ def command_argv(spec: dict[str, Any], env: dict[str, str]) -> list[str | bytes]
     return [shell, *login, f"/proc/self/fd/{fd}"]
 
 
-def find_shell(env: dict[str, str]) -> str:
+def find_shell(path: str) -> str:
     """bash when the PATH has it, else sh.
 
     Raises:
         OSError: ENOENT, the image has neither.
     """
     for name in _SHELLS:
-        for directory in env["PATH"].split(":"):
-            path = f"{directory or '.'}/{name}"
-            if os.access(path, os.X_OK):
-                return path
+        for directory in path.split(":"):
+            file = f"{directory or '.'}/{name}"
+            if os.access(file, os.X_OK):
+                return file
     raise OSError(ENOENT, "the image has no shell: give the command as a list")
 
 
@@ -190,13 +190,13 @@ def _reset_signals() -> None:
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 
 
-def _arrange(stdio: tuple[int, int, int], extra: tuple[int, ...], failure_fd: int) -> int:
-    wanted = (*stdio, *extra)
+def _arrange(stdio: tuple[int, int, int], extra: dict[int, int], failure_fd: int) -> int:
+    wanted = {0: stdio[0], 1: stdio[1], 2: stdio[2], **extra}
     # First out of the way of each other, then to their places; the copies close on exec.
-    low = len(wanted)
-    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, low) for fd in wanted]
+    low = max(wanted) + 1
+    copies = {place: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, low) for place, fd in wanted.items()}
     failure_fd = fcntl.fcntl(failure_fd, fcntl.F_DUPFD_CLOEXEC, low)
-    for place, fd in enumerate(copies):
+    for place, fd in copies.items():
         os.dup2(fd, place)
     return failure_fd
 

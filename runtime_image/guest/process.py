@@ -146,12 +146,13 @@ class Output:
 class Input:
     """stdin of a process: a queue of at most the window, written as the process reads."""
 
-    def __init__(self, process: Process, fd: int, number: int = wire.STDIN) -> None:
+    def __init__(self, process: Process, fd: int, *, at_end: bytes = b"") -> None:
         self.received = 0
+        # What tells the reader that this was all, where closing does not: a terminal's control-D.
+        self._at_end = at_end
         self._granted = wire.WINDOW
         self._fd: int | None = fd
         self._process = process
-        self._number = number
         self._queue: list[memoryview] = []
         self._ended = False
         self.may_close = True
@@ -174,7 +175,14 @@ class Input:
 
     def end(self) -> None:
         """stdin ends after what was fed."""
+        if self._at_end and not self._ended and self._fd is not None:
+            self._queue.append(memoryview(self._at_end))
         self._ended = True
+        self._write()
+
+    def let_close(self) -> None:
+        """There is a reader now: an end that came before may take effect."""
+        self.may_close = True
         self._write()
 
     def close(self) -> None:
@@ -193,7 +201,7 @@ class Input:
             allowed = self.received - waiting + wire.WINDOW
             if allowed - self._granted >= wire.WINDOW // 4:
                 self._granted = allowed
-                process.channel.post(wire.credit_frame(process.handle, self._number, allowed))
+                process.channel.post(wire.credit_frame(process.handle, wire.STDIN, allowed))
 
     def _write(self, events: int = 0) -> None:
         fd = self._fd

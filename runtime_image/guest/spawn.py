@@ -61,7 +61,7 @@ def start_exec(
             stdio = (stdin, child_out, child_err)
             kept += (out, err)
             outputs = {wire.STDOUT: out, wire.STDERR: err}
-        pid, failure_fd = fork_child(spec, stdio, bool(tty), (), procs_fd)
+        pid, failure_fd = fork_child(spec, stdio, bool(tty), {}, procs_fd)
     except OSError as err:
         for fd in opened:
             os.close(fd)
@@ -74,16 +74,29 @@ def start_exec(
     for number, fd in outputs.items():
         process.add_output(number, fd, limit)
     if writing >= 0:
-        process.stdin = Input(process, writing)
+        process.stdin = Input(process, writing, at_end=b"\x04" if tty else b"")
         data = spec.get("stdin_data")
         if data is not None:
             process.stdin.feed(data)
             process.stdin.end()
-    watch_start(guest, process, pid, failure_fd, reply)
+
+    def decided(failed: dict[str, Any] | None) -> None:
+        if failed is not None:
+            process.forget()
+            guest.drop(process)
+        reply(failed or {"pid": pid})
+
+    watch_start(guest, pid, failure_fd, decided, process.leader_exited)
 
 
-def watch_start(guest: Guest, process: Process, pid: int, failure_fd: int, reply: Reply) -> None:
-    """Reply when the fork has become a program (its end of `failure_fd` closes) or could not."""
+def watch_start(
+    guest: Guest,
+    pid: int,
+    failure_fd: int,
+    decided: Callable[[dict[str, Any] | None], None],
+    exited: Callable[[int, struct_rusage], None],
+) -> None:
+    """Tell when a fork has become a program (`decided(None)`) or why it could not, then its exit."""
     started = False
 
     def decide(events: int = 0) -> None:
@@ -96,17 +109,15 @@ def watch_start(guest: Guest, process: Process, pid: int, failure_fd: int, reply
         os.close(failure_fd)
         started = True
         if data:
-            process.forget()
-            guest.drop(process)
             number, stage, message = read_failure(data)
-            reply(failure(number, message, stage))
+            decided(failure(number, message, stage))
         else:
-            reply({"pid": pid})
+            decided(None)
 
-    def exited(status: int, usage: struct_rusage) -> None:
+    def ended(status: int, usage: struct_rusage) -> None:
         if not started:
             decide()
-        process.leader_exited(status, usage)
+        exited(status, usage)
 
     guest.loop.watch(failure_fd, IN, decide)
-    guest.reaper.expect(pid, exited)
+    guest.reaper.expect(pid, ended)

@@ -19,10 +19,11 @@ from .errors import (
 from .files import FileInfo, FileReader, FileWriter
 from .link import GuestLink
 from .process import GuestProcess
-from .records import GuestHello, ProcessExit, ProcessSpec
+from .records import CodeSpec, GuestHello, ProcessExit, ProcessSpec
 from .tap import OutputTap, Snapshot
 
 __all__ = [
+    "CodeSpec",
     "FileError",
     "FileInfo",
     "FileReader",

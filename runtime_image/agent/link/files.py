@@ -333,10 +333,8 @@ def _need(link: GuestLink, value: dict[str, Any], name: str) -> Any:
 
 
 def _check(value: dict[str, Any]) -> None:
-    item: Any
     for key, item in value.items():
-        kind = _FIELDS.get(key)
-        if kind is None or not (item is None or isinstance(item, kind)):
+        if not _fits(item, _FIELDS.get(key)):
             raise WireError(f"field {key:.40} is {item!r:.40}")
         if key == "error":
             _check(item)
@@ -347,3 +345,7 @@ def _check(value: dict[str, Any]) -> None:
                 raise WireError("odd near lines")
             for line in item:
                 _check(line)
+
+
+def _fits(item: Any, kind: type | tuple[type, ...] | None) -> bool:
+    return kind is not None and (item is None or isinstance(item, kind))

@@ -16,7 +16,7 @@ from .errors import LinkClosedError, LinkError, LinkViolationError, OperationErr
 from .files import RESULT_LIMIT_BYTES, FileReader, FileWriter, file_op
 from .pipes import unpack_map
 from .process import GuestProcess
-from .records import MAX_OUTPUT_LIMIT_BYTES, GuestHello, ProcessSpec
+from .records import MAX_OUTPUT_LIMIT_BYTES, CodeSpec, GuestHello, ProcessSpec
 from .transport import Transport
 
 # Bytes of stdin that ride on the spawn request itself.
@@ -126,6 +126,31 @@ class GuestLink:
             request["command"] = spec.command
         return await self._start(spec.process_id, spec.output_limit_bytes, request, spec.stdin, procs_fd)
 
+    async def run_code_context(self, spec: CodeSpec, *, procs_fd: int | None = None) -> GuestProcess:
+        """Run code in the context `spec.context`: the image's own python3, whose state lives on.
+
+        The process ends when the code has run; an exception is a traceback on stderr and exit code 1.
+        `GuestProcess.result_value` is the value of the last expression. The interpreter joins the
+        kill group of `procs_fd` for each code it runs; killed, it starts anew at the next, whose exit
+        says `context_restarted`.
+
+        Raises:
+            SpawnError: ENOENT at stage "command": the image has no python3; EBUSY at stage
+                "context": it is running other code.
+            LinkClosedError: the guest is gone.
+        """
+        request: dict[str, Any] = {
+            "op": "spawn",
+            "context": spec.context,
+            "code": spec.code,
+            "python": spec.python,
+            "cwd": spec.cwd,
+            "env": dict(spec.env),
+            "user": spec.user,
+            "stdin": spec.stdin if isinstance(spec.stdin, str) else "bytes",
+        }
+        return await self._start(spec.process_id, spec.output_limit_bytes, request, spec.stdin, procs_fd)
+
     async def _start(
         self, process_id: str, limit: int, request: dict[str, Any], stdin: bytes | str, procs_fd: int | None
     ) -> GuestProcess:
@@ -151,7 +176,7 @@ class GuestLink:
         except OperationError as err:
             self._drop(process)
             raise SpawnError(err.errno, err.message, err.stage) from None
-        process.begin(stdin_open=stdin == "open" or feed is not None)
+        process.begin(stdin_open=stdin == "open" or feed is not None or request.get("tty") is not None)
         if feed is not None:
             self._background(self._feed(process, feed))
         return process

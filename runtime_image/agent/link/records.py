@@ -50,12 +50,31 @@ class ProcessSpec:
     login: bool = False
     """Run the shell of `command` as a login shell."""
     tty: tuple[int, int] | None = None
-    """(rows, columns): a terminal; all output is then on stdout."""
+    """(rows, columns): a terminal; all output is then on stdout, and stdin is open unless it is bytes."""
     shell: str | None = None
-    """Run `command` in the persistent shell of this name, started when needed. `cwd`, `env`,
-    `user`, `login`, `procs_fd` count when the shell starts, not later."""
+    """Run `command` in the persistent shell of this name, started when needed. `cwd`, `env`, `user`,
+    `login`, `shell_kind`, `open_files` count when the shell starts, not later. The shell itself joins
+    the kill group of each command, so killing that ends the shell too."""
     open_files: int | None = None
     """RLIMIT_NOFILE; None: what the runtime set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeSpec:
+    """Code for a context. Fields as in `ProcessSpec`; `cwd`, `env`, `user`, `python` count when the
+    context starts, not later."""
+
+    process_id: str
+    context: str
+    """Its name."""
+    code: str
+    python: str | None = None
+    """The interpreter; None: `python3` on the PATH."""
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    stdin: bytes | Literal["empty", "open"] = "empty"
+    output_limit_bytes: int = DEFAULT_OUTPUT_LIMIT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
