@@ -12,7 +12,6 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from starlette.types import ASGIApp
 
 from api import errors
 from api.acting import Acting
@@ -103,7 +102,7 @@ def build_app(lifespan: Any = None) -> FastAPI:
     return app
 
 
-def create_app(services: Services, settings: ApiSettings | None = None) -> ASGIApp:
+def create_app(services: Services, settings: ApiSettings | None = None) -> Front:
     """The application that a server runs.
 
     Its lifespan holds the connections to agents; starting and closing the services is the caller's.

@@ -40,10 +40,10 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.RATE_LIMITED: 429,
     ErrorCode.NO_CAPACITY: 503,
     ErrorCode.SESSION_NOT_READY: 409,
-    ErrorCode.SESSION_ENDED: 409,
+    ErrorCode.SESSION_ENDED: 410,
     ErrorCode.SESSION_REWOUND: 409,
     ErrorCode.EPOCH_MISMATCH: 409,
-    ErrorCode.SANDBOX_LOST: 409,
+    ErrorCode.SANDBOX_LOST: 410,
     ErrorCode.SANDBOX_START_FAILED: 502,
     ErrorCode.SUBSTRATE_UNAVAILABLE: 422,
     ErrorCode.ACTION_CONFLICT: 409,
@@ -117,8 +117,11 @@ def internal_error(request_id: str) -> ShoalError:
 
 
 def field_path(location: tuple[Any, ...] | list[Any]) -> str:
-    """Where a wrong field is, as `body.resources.cpu_millis` or `query.limit`."""
-    return ".".join(str(part) for part in location)
+    """Where a wrong field is: in the body as `resources.cpu_millis`, elsewhere as `query.limit`."""
+    parts = [str(part) for part in location]
+    if len(parts) > 1 and parts[0] == "body":
+        parts = parts[1:]
+    return ".".join(parts)
 
 
 def invalid_request(errors: list[Mapping[str, Any]]) -> ShoalError:
@@ -126,16 +129,16 @@ def invalid_request(errors: list[Mapping[str, Any]]) -> ShoalError:
     fields = [
         {
             "path": field_path(error.get("loc", ())),
-            "problem": error.get("msg", ""),
+            "message": error.get("msg", ""),
             "type": error.get("type", ""),
         }
         for error in errors[:50]
     ]
-    first = fields[0] if fields else {"path": "body", "problem": "invalid", "type": ""}
+    first = fields[0] if fields else {"path": "body", "message": "invalid", "type": ""}
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return ShoalError(
         ErrorCode.INVALID_REQUEST,
-        f"{first['path']}: {first['problem']}{more}",
+        f"{first['path']}: {first['message']}{more}",
         details={"fields": fields},
     )
 

@@ -48,6 +48,11 @@ class Front:
         self._app = app
         self._relay = relay
         self._metrics = metrics
+        self._draining = False
+
+    def drain(self) -> None:
+        """Refuse callers from now on; hosts' agents are still heard, so that they can report what ends."""
+        self._draining = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,6 +73,8 @@ class Front:
         started = time.perf_counter()
         self._metrics.in_flight.inc()
         try:
+            if self._draining and scope["path"].startswith("/v1/"):
+                raise ShoalError(ErrorCode.UNAVAILABLE, "the service is stopping", retry_after_s=5.0)
             call = self._relay.match(scope)
             if call is not None:
                 scope[TEMPLATE_KEY] = call.template
@@ -102,8 +109,6 @@ def template_of(scope: Scope) -> str:
 
 async def send_error(error: ShoalError, send: Send) -> None:
     """Answer with an error, at the level of ASGI."""
-    if error.code is ErrorCode.INTERNAL and "request_id" not in error.details:
-        error.details["request_id"] = "unknown"
     body = error_body(error)
     headers = [
         (b"content-type", b"application/json"),

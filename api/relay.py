@@ -19,6 +19,7 @@ from api import calls
 from api.auth import Gate
 from api.bodies import Body, ClientGone, receive_body
 from api.calls import Call, Kind
+from api.errors import request_id_of
 from api.front import send_error
 from api.routing import Ended, Route
 from api.settings import ApiSettings
@@ -142,6 +143,8 @@ class Relay:
             response.release()
         if is_stale(error):
             return error
+        if error.code is ErrorCode.INTERNAL:
+            error.details.setdefault("request_id", request_id_of(scope))
         await send_error(error, send)
         return None
 
@@ -151,6 +154,7 @@ class Relay:
             for name, value in scope["headers"]
             if name not in _NOT_SENT
         }
+        headers["x-request-id"] = request_id_of(scope)
         method: str = scope["method"]
         data: bytes | AsyncIterator[bytes] | None = None
         if method not in _NO_BODY:

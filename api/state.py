@@ -89,7 +89,7 @@ async def known_query(request: Request) -> None:
                 "fields": [
                     {
                         "path": f"query.{name}",
-                        "problem": "there is no such parameter",
+                        "message": "there is no such parameter",
                         "type": "extra_forbidden",
                     }
                     for name in dict.fromkeys(unknown)

@@ -21,7 +21,7 @@ def _aware(name: str, value: datetime | None) -> datetime | None:
         raise ShoalError(
             ErrorCode.INVALID_REQUEST,
             f"query.{name}: a time needs an offset, such as 2026-01-31T12:00:00Z",
-            details={"fields": [{"path": f"query.{name}", "problem": "no offset", "type": "timezone_aware"}]},
+            details={"fields": [{"path": f"query.{name}", "message": "no offset", "type": "timezone_aware"}]},
         )
     return value
 

@@ -210,7 +210,7 @@ async def test_an_ended_session_refuses_actions_and_tells_the_cause(house: House
     """The tombstone's cause is in the details."""
     house.locator.places[SESSION] = [ended(SESSION)]
     response = await house.client.post(ACTIONS, content=b"{}")
-    assert (response.status_code, code_of(response)) == (409, "session_ended")
+    assert (response.status_code, code_of(response)) == (410, "session_ended")
     assert response.json()["error"]["details"]["end"]["reason"] == "ttl"
 
 
