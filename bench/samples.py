@@ -16,4 +16,8 @@ def quantile(samples: Sequence[float], q: float) -> float:
 
 def summary(samples: Sequence[float]) -> dict[str, float]:
     """p50, p95 and how many there were; milliseconds in, milliseconds out."""
-    return {"p50": round(quantile(samples, 0.5), 3), "p95": round(quantile(samples, 0.95), 3), "n": len(samples)}
+    return {
+        "p50": round(quantile(samples, 0.5), 3),
+        "p95": round(quantile(samples, 0.95), 3),
+        "n": len(samples),
+    }
