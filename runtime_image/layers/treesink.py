@@ -16,6 +16,8 @@ from runtime_image.layers.entries import OPAQUE_XATTR, Content, Entry, Kind, kee
 from runtime_image.layers.errors import LayerRefused, TreeChanged
 
 _CHUNK = 1024 * 1024
+# Below this a read and a write are faster than a copy inside the kernel.
+_SMALL_BYTES = 128 * 1024
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
 _WHITEOUT_DEVICE = os.makedev(0, 0)
 _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -242,7 +244,7 @@ class TreeSink:
             os.ftruncate(fd, entry.size)
 
     def _copy_some(self, fd: int, content: Content, source: int | None, offset: int, length: int) -> int:
-        if source is not None and self._kernel_copies:
+        if source is not None and self._kernel_copies and length > _SMALL_BYTES:
             try:
                 return os.copy_file_range(source, fd, length, offset, offset)
             except OSError as error:
