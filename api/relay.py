@@ -198,7 +198,12 @@ class Relay:
         if call.operation.kind is Kind.ACTION:
             record = await self._archive.action(caller, ended.location, call.action)
             content = record.model_dump_json().encode()
-            await _send_json(content, send)
+            await _send_whole(content, "application/json", send)
+        elif call.operation.kind is Kind.STREAM:
+            # Nothing comes any more: the end, whose record has all of the output that was kept.
+            record = await self._archive.action(caller, ended.location, call.action)
+            event = f"event: exit\ndata: {record.model_dump_json()}\n\n".encode()
+            await _send_whole(event, "text/event-stream", send)
         elif call.operation.kind is Kind.TRAJECTORY:
             after = QueryParams(scope["query_string"]).get("after_seq", "0")
             if not after.isdigit():
@@ -231,8 +236,8 @@ async def _hung_up(receive: Receive) -> None:
         pass
 
 
-async def _send_json(content: bytes, send: Send) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+async def _send_whole(content: bytes, kind: str, send: Send) -> None:
+    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(content)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": content})
 

@@ -222,6 +222,9 @@ async def test_an_ended_session_is_read_from_its_journal(house: House) -> None:
     response = await house.client.get(f"{ACTIONS}/a1")
     assert ActionRecord.model_validate_json(response.content).seq == 1
     assert (await house.client.get(f"{ACTIONS}/nothing")).status_code == 404
+    stream = (await house.client.get(f"{ACTIONS}/a1/stream")).text
+    assert stream.startswith("event: exit\ndata: {")
+    assert ActionRecord.model_validate_json(stream.splitlines()[1].removeprefix("data: ")).seq == 1
     response = await house.client.get(f"/v1/sessions/{SESSION}/trajectory?after_seq=1")
     assert [ActionRecord.model_validate_json(line).seq for line in response.text.splitlines()] == [2]
 
