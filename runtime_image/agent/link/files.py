@@ -14,7 +14,7 @@ from .errors import FileError, OperationError, WorkerKilledError
 from .pipes import ChunkWriter, RecordReader, make_pipe
 
 if TYPE_CHECKING:
-    from .link import GuestLink
+    from .connection import Connection
 
 # What one `file_op` may bring back: READ_LIMIT of the guest and some more for long lists.
 RESULT_LIMIT_BYTES = 20 << 20
@@ -48,7 +48,7 @@ class WorkerCall:
     """One helper: its pipes, and its end. Used once; `close` is always called."""
 
     def __init__(
-        self, link: GuestLink, body: Mapping[str, Any], procs_fd: int | None, *, takes_input: bool
+        self, link: Connection, body: Mapping[str, Any], procs_fd: int | None, *, takes_input: bool
     ) -> None:
         opened: list[int] = []
         try:
@@ -112,7 +112,7 @@ class WorkerCall:
 
 
 async def file_op(
-    link: GuestLink, op: Mapping[str, Any], *, procs_fd: int | None, limit_bytes: int
+    link: Connection, op: Mapping[str, Any], *, procs_fd: int | None, limit_bytes: int
 ) -> dict[str, Any]:
     """See `GuestLink.file_op`."""
     body = {key: value for key, value in op.items() if key != "op"}
@@ -193,7 +193,7 @@ class FileReader:
         self._done = False
 
     @classmethod
-    async def open(cls, link: GuestLink, body: Mapping[str, Any], procs_fd: int | None) -> FileReader:
+    async def open(cls, link: Connection, body: Mapping[str, Any], procs_fd: int | None) -> FileReader:
         """See `GuestLink.open_read`."""
         call = WorkerCall(link, {**body, "do": "open"}, procs_fd, takes_input=False)
         try:
@@ -251,7 +251,7 @@ class FileWriter:
         self._failed = False
 
     @classmethod
-    async def open(cls, link: GuestLink, body: Mapping[str, Any], procs_fd: int | None) -> FileWriter:
+    async def open(cls, link: Connection, body: Mapping[str, Any], procs_fd: int | None) -> FileWriter:
         """See `GuestLink.open_write`."""
         call = WorkerCall(link, body, procs_fd, takes_input=True)
         try:
@@ -304,7 +304,7 @@ class FileWriter:
         await self.abort()
 
 
-async def _first(link: GuestLink, call: WorkerCall) -> dict[str, Any]:
+async def _first(link: Connection, call: WorkerCall) -> dict[str, Any]:
     kind, value = await call.next()
     if kind == ITEM:
         return dict(value)
@@ -326,7 +326,7 @@ def _raise_error(value: dict[str, Any]) -> None:
         raise FileError(str(error.get("errno", "EIO")), str(error.get("message", "")))
 
 
-def _need(link: GuestLink, value: dict[str, Any], name: str) -> Any:
+def _need(link: Connection, value: dict[str, Any], name: str) -> Any:
     if value.get(name) is None:
         raise link.violation(f"a file without {name}")
     return value[name]

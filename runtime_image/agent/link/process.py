@@ -15,7 +15,7 @@ from .records import ProcessExit
 from .tap import OutputTap
 
 if TYPE_CHECKING:
-    from .link import GuestLink
+    from .connection import Connection
 
 # Once a stream exceeds its cap the guest sends its tail in turns; credit beyond is given slowly,
 # so that a guest that does not keep to this costs the agent no more.
@@ -30,10 +30,11 @@ class GuestProcess:
         pid: in the sandbox's pid namespace.
         started_monotonic: `time.monotonic()` here at its start.
         stdout, stderr: what it printed. With a terminal all is on stdout.
+        limit_bytes: how much of each is kept.
         result: of a code context, what `result_value` reads; else empty.
     """
 
-    def __init__(self, link: GuestLink, process_id: str, handle: int, limit: int) -> None:
+    def __init__(self, link: Connection, process_id: str, handle: int, limit: int) -> None:
         self._link = link
         self.process_id = process_id
         self.handle = handle
@@ -43,7 +44,7 @@ class GuestProcess:
         self.stderr = OutputTap(limit)
         self.result = OutputTap(limit)
         self._taps = {wire.STDOUT: self.stdout, wire.STDERR: self.stderr, wire.RESULT: self.result}
-        self._limit = limit
+        self.limit_bytes = limit
         self._received = dict.fromkeys(self._taps, 0)
         self._allowed = dict.fromkeys(self._taps, wire.WINDOW)
         self._exit: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
@@ -152,7 +153,7 @@ class GuestProcess:
         tap.feed(offset, body[wire.OFFSET.size :])
         if self._allowed[stream] - self._received[stream] < wire.WINDOW // 2:
             target = self._received[stream] + wire.WINDOW
-            if self._received[stream] <= self._limit + wire.WINDOW:
+            if self._received[stream] <= self.limit_bytes + wire.WINDOW:
                 self._grant(stream, target)
             else:
                 asyncio.get_running_loop().call_later(_SLOW_CREDIT_S, self._grant, stream, target)
