@@ -130,8 +130,14 @@ async def get_trajectory(
     tags=["files"],
     summary="Download a file, or a directory as a tar",
 )
-async def get_file(id: SessionPath, path: FilePath) -> Any:
-    """Raw bytes, streamed, of any size."""
+async def get_file(
+    id: SessionPath,
+    path: FilePath,
+    checksum: Annotated[
+        bool, Query(description="Also answer the header X-Shoal-Sha256; reads it twice.")
+    ] = False,
+) -> Any:
+    """Raw bytes, streamed, of any size. A directory comes as `application/x-tar`: modes, links and times are kept."""
     _relayed()
 
 
@@ -145,8 +151,12 @@ async def put_file(
     ] = None,
     owner: Annotated[str | None, Query(description="None keeps the file's, else the session's user.")] = None,
     create_parents: Annotated[bool, Query(description="Make missing directories above it.")] = True,
+    x_shoal_sha256: Annotated[
+        str | None, Header(description="SHA-256 of the body in hex: checked before the file shows.")
+    ] = None,
 ) -> Any:
-    """Raw bytes, streamed, of any size; written aside and renamed when whole."""
+    """Raw bytes, streamed, of any size; written aside and renamed when whole. With `Content-Type: application/x-tar`
+    the body is unpacked into the directory `path`. Answers `size_bytes` and `sha256`."""
     _relayed()
 
 
