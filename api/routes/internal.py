@@ -15,8 +15,8 @@ router = APIRouter(prefix="/internal/v1", tags=["internal"], include_in_schema=F
 
 
 async def _authorised(request: Request, host: HostId) -> HostId:
-    header = request.headers.get("authorization", "")
-    await services_of(request).hosts.authenticate(host, bearer(header.encode("latin-1")))
+    token = bearer(request.headers.get("authorization", "").encode("latin-1"))
+    await services_of(request).hosts.authenticate(host, token)
     return host
 
 

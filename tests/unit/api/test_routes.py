@@ -11,9 +11,11 @@ from typing import Any, cast
 
 import httpx
 import pytest
+import structlog
 
 from api.app import create_app
 from api.errors import STATUS
+from api.front import Front
 from provisioner.auth import Principal
 from provisioner.clock import SystemClock
 from provisioner.services import Counts, Services
@@ -109,6 +111,7 @@ class House:
     client: httpx.AsyncClient
     sessions: FakeSessions
     store: FakeStore
+    front: Front
 
 
 @pytest.fixture
@@ -130,7 +133,7 @@ async def house() -> AsyncIterator[House]:
                 headers={"authorization": f"Bearer {KEY}"},
             )
         )
-        yield House(client=client, sessions=sessions, store=store)
+        yield House(client=client, sessions=sessions, store=store, front=app)
 
 
 def error_of(response: httpx.Response) -> ErrorBody:
@@ -237,15 +240,20 @@ async def test_refusals_of_the_use_cases_pass_with_status_and_retry_after(house:
     assert response.headers["retry-after"] == "1"
 
 
-async def test_a_bug_tells_nothing_but_the_request_id(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    """No traceback, no message of the exception outside; the id is in the answer and in the header."""
-    house.sessions.failure = RuntimeError("password=hunter2")
-    response = await house.client.get("/v1/sessions/ses_1", headers={"x-request-id": "mine-1"})
+async def test_a_bug_tells_nothing_but_the_request_id(house: House) -> None:
+    """No traceback, no message of the exception outside; the id leads to both in the log."""
+    bug = RuntimeError("password=hunter2")
+    house.sessions.failure = bug
+    with structlog.testing.capture_logs() as logged:
+        response = await house.client.get("/v1/sessions/ses_1", headers={"x-request-id": "mine-1"})
     error = error_of(response).error
     assert error.code == "internal"
     assert error.details == {"request_id": "mine-1"}
     assert "hunter2" not in response.text
     assert response.headers["x-request-id"] == "mine-1"
+    assert [(entry["event"], entry["request_id"], entry["exc_info"]) for entry in logged] == [
+        ("request.failed", "mine-1", bug)
+    ]
 
 
 async def test_a_store_that_is_down_is_unavailable(house: House) -> None:
@@ -298,3 +306,16 @@ async def test_metrics_count_by_template_not_by_path(house: House) -> None:
     assert "shoal_queue_length 2.0" in text
     assert "shoal_queue_age_seconds 1.5" in text
     assert "shoal_warm_sandboxes 4.0" in text
+
+
+async def test_a_server_that_stops_refuses_callers_and_hears_its_hosts(house: House) -> None:
+    """Nothing new begins; health and what hosts report are still answered."""
+    house.front.drain()
+    error = error_of(await house.client.post("/v1/sessions", json={"image": "code:1"})).error
+    assert (error.code, error.next) == ("unavailable", "retry")
+    assert error_of(await house.client.get("/v1/sessions/s/trajectory")).error.code == "unavailable"
+    assert (await house.client.get("/healthz")).status_code == 200
+    response = await house.client.post(
+        "/internal/v1/hosts/h/heartbeat", headers={"authorization": ""}, json={}
+    )
+    assert error_of(response).error.code == "unauthenticated"
