@@ -150,12 +150,16 @@ class ClientCore:
             )
         return session
 
-    def session(self, session_id: str, *, wait_s: float = 0.0) -> Op[Session]:
-        """A session as it is now, or after its next change of state within `wait_s`."""
+    def session(self, session_id: str, *, wait_s: float = 0.0, direct: bool = False) -> Op[Session]:
+        """A session as it is now, or after its next change of state within `wait_s`; `direct`: with the way to its
+        host."""
+        params = {"wait_s": f"{wait_s:g}"} if wait_s else {}
+        if direct:
+            params["direct"] = "true"
         send = Send(
             method="GET",
             path=f"/v1/sessions/{building.quoted(session_id)}",
-            params={"wait_s": f"{wait_s:g}"} if wait_s else {},
+            params=params,
             wait_s=wait_s,
         )
         return building.parsed(Session, (yield from call(self.context, send)))

@@ -103,7 +103,7 @@ class SessionCore:
     def _route(self) -> Op[Direct | None]:
         now = self.client.context.clock()
         if self._direct is None or now >= self._direct_until:
-            self.info = yield from self.client.session(self.info.id)
+            self.info = yield from self.client.session(self.info.id, direct=True)
             self._direct = self.info.direct
             self._direct_until = now + _DIRECT_AGE_S
         return self._direct

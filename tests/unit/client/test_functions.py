@@ -63,7 +63,12 @@ class Runner:
         )
         result = home / function_wire.result_path().lstrip("/")
         told = base64.b64encode(result.read_bytes()).decode() if result.exists() else None
-        observation = {"type": "run_code", "exit_code": run.returncode, "stdout": run.stdout, "stderr": run.stderr}
+        observation = {
+            "type": "run_code",
+            "exit_code": run.returncode,
+            "stdout": run.stdout,
+            "stderr": run.stderr,
+        }
         answer = {
             "id": body["id"],
             "status": "done",
@@ -153,7 +158,9 @@ def test_a_forged_pickle_result_is_not_loaded(client: Shoal, tmp_path: Path, run
 
 def test_msgpack_carries_bytes(client: Shoal) -> None:
     """Its pure Python source goes along."""
-    remote = function(lambda: {"raw": b"\x00\xff", 1: [2.5, None]}, image="code:1", client=client, result="msgpack")
+    remote = function(
+        lambda: {"raw": b"\x00\xff", 1: [2.5, None]}, image="code:1", client=client, result="msgpack"
+    )
     assert remote.remote() == {"raw": b"\x00\xff", 1: [2.5, None]}
 
 
@@ -181,7 +188,9 @@ def test_map_keeps_order_and_bounds_what_is_in_flight(client: Shoal) -> None:
 
 async def test_the_aio_variants(runner: Runner) -> None:
     """`.remote.aio` and `.map.aio` use an AsyncShoal."""
-    async with AsyncShoal("http://127.0.0.1:1", "key", transport=httpx.MockTransport(runner.handle)) as client:
+    async with AsyncShoal(
+        "http://127.0.0.1:1", "key", transport=httpx.MockTransport(runner.handle)
+    ) as client:
         remote = function(scaled, image="code:1", async_client=client)
         assert await remote.remote.aio(2) == 6
         assert await remote.map.aio([1, 2]) == [3, 6]

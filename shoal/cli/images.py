@@ -1,0 +1,131 @@
+"""`shoal image ...`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli import common
+from shoal.cli.output import Json, emit, print_json, size, stderr, table
+from shoal.contract.images import Image
+from shoal.contract.states import ImageState
+
+app = typer.Typer(help="Build, add, list and remove images.", no_args_is_help=True, rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="NAME:TAG", help="Tags never move.")]
+Wait = Annotated[bool, typer.Option(help="Wait until it can be used.")]
+Workspace = Annotated[str | None, typer.Option(help="name:tag of an image whose layers go over the base.")]
+Toolkits = Annotated[list[str] | None, typer.Option("--toolkit", help="name:tag; repeatable, in order.")]
+Workdir = Annotated[str | None, typer.Option(help="Where commands start.")]
+User = Annotated[str | None, typer.Option(help="As whom commands run.")]
+
+
+def _put(name: str, source: Mapping[str, Any], wait: bool, as_json: bool, **options: Any) -> None:
+    console = stderr()
+    with common.connected() as shoal:
+        if as_json or not console.is_terminal:
+            image = shoal.images.put(name, source, wait=wait, **options)
+        else:
+            with console.status(f"image {name}") as status:
+
+                def watch(now: Image) -> None:
+                    status.update(f"image {name}: {now.state} · {now.phase or ''}")
+
+                image = shoal.images.put(name, source, wait=wait, watch=watch, **options)
+    emit(image, f"{image.name}:{image.tag}  {image.state}  {image.digest or ''}", as_json=as_json)
+
+
+@app.command("build")
+def build(
+    name: Name,
+    recipe: Annotated[
+        Path,
+        typer.Argument(metavar="RECIPE.toml", exists=True, dir_okay=False, help="What to install and run."),
+    ],
+    workspace: Workspace = None,
+    toolkit: Toolkits = None,
+    env: common.Env = None,
+    workdir: Workdir = None,
+    user: User = None,
+    wait: Wait = True,
+    json: Json = False,
+) -> None:
+    """Build an image from a recipe."""
+    source = {"recipe": recipe.read_text(encoding="utf-8")}
+    options = {"env": common.pairs(env, "--env"), "workdir": workdir, "user": user}
+    _put(name, source, wait, json, workspace=workspace, toolkits=toolkit, **options)
+
+
+@app.command("add")
+def add(
+    name: Name,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="An OCI reference (docker://..., oci:DIR), a tarball on the service's machine, or a snapshot's id.",
+        ),
+    ],
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="For a snapshot: paths left out, as globs relative to /.")
+    ] = None,
+    workspace: Workspace = None,
+    toolkit: Toolkits = None,
+    env: common.Env = None,
+    workdir: Workdir = None,
+    user: User = None,
+    wait: Wait = True,
+    json: Json = False,
+) -> None:
+    """Take an image from a registry, a tarball, or a snapshot."""
+    made: dict[str, Any]
+    if source.startswith("snp_"):
+        made = {"snapshot": source, "exclude": exclude or []}
+    elif Path(source).is_file():
+        made = {"archive": str(Path(source).resolve())}
+    else:
+        made = {"ref": source}
+    options = {"env": common.pairs(env, "--env"), "workdir": workdir, "user": user}
+    _put(name, made, wait, json, workspace=workspace, toolkits=toolkit, **options)
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """List images."""
+    with common.connected() as shoal:
+        found = shoal.images.list()
+    if json:
+        print_json({"images": found})
+        return
+    rows = [
+        (
+            f"{i.name}:{i.tag}",
+            i.state if i.state is not ImageState.BUILDING else f"{i.state} · {i.phase}",
+            len(i.layers),
+            size(i.size_bytes),
+            (i.digest or "")[:19],
+            i.error.message if i.error else "",
+        )
+        for i in found
+    ]
+    table(("IMAGE", "STATE", "LAYERS", "SIZE", "DIGEST", "ERROR"), rows)
+
+
+@app.command("show")
+def show(name: Name, json: Json = False) -> None:
+    """Show an image."""
+    with common.connected() as shoal:
+        image = shoal.images.get(name)
+    emit(image, image.model_dump_json(indent=2), as_json=json)
+
+
+@app.command("rm")
+def rm(names: Annotated[list[str], typer.Argument(metavar="NAME:TAG...")], json: Json = False) -> None:
+    """Remove tags; sessions that run from them go on."""
+    with common.connected() as shoal:
+        for name in names:
+            shoal.images.delete(name)
+    emit({"images": names}, "\n".join(names), as_json=json)
