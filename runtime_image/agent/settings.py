@@ -21,12 +21,12 @@ class AgentSettings(BaseSettings):
         layers_dir: Unpacked layers; None is `home/layers`. Agents of one machine may share one.
         guest_dir: Where the guest's runtime is built; None is `home/guest`. May be shared, too.
         cgroup_name: The agent's cgroup; None derives one from the home's path. Unique on the machine.
-        id_base: First host id of the sandboxes' ranges; None derives one that other homes hardly share.
+        id_base: First host id of the sandboxes' ranges; None claims a stretch that no other home of the machine has.
         holder: Path of the holder's socket; None when no holder keeps descriptors: nothing survives then.
         max_sandboxes: The most sandboxes at once, warm ones included.
         cpu_millis: Cores in thousandths before overcommit; None is all there are.
         memory_mib: Memory before overcommit, MiB; None is all but the reserve.
-        disk_mib: Disk before overcommit, MiB; None is nine tenths of what is free at the first start.
+        disk_mib: Disk before overcommit, MiB; None is nine tenths of what is free at the start.
         cpu_overcommit, memory_overcommit, disk_overcommit: How often a unit may be reserved. Sandboxes rarely use
             what they ask for; the hard limits of each hold whatever this says.
         memory_reserve_mib: Kept for the agent and the system.
@@ -51,7 +51,7 @@ class AgentSettings(BaseSettings):
     cgroup_name: str | None = None
     id_base: int | None = Field(default=None, ge=65_536)
     holder: Path | None = None
-    max_sandboxes: int = Field(default=256, ge=1, le=4096)
+    max_sandboxes: int = Field(default=256, ge=1, le=960)
     cpu_millis: int | None = Field(default=None, ge=100)
     memory_mib: int | None = Field(default=None, ge=128)
     disk_mib: int | None = Field(default=None, ge=256)

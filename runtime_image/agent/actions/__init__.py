@@ -1,0 +1,1 @@
+"""Actions: their order, their execution in the sandbox, their observations."""

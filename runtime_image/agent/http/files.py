@@ -1,0 +1,223 @@
+"""Raw files and directories, streamed both ways in constant memory; and the trajectory.
+
+`GET .../files?path=` answers the bytes, or for a directory a tar (`application/x-tar`). `PUT` writes the body: to a
+file, aside and then renamed; or, with `Content-Type: application/x-tar`, unpacked into the directory `path`. A PUT's
+answer has `sha256` and `size_bytes`; with `X-Shoal-Sha256` on the request the content is checked before it shows. A GET
+with `checksum=true` reads the file twice and has the header `X-Shoal-Sha256`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from runtime_image.agent.errors import invalid
+from runtime_image.agent.hosted import Hosted
+from runtime_image.agent.http.actions import session_of
+from runtime_image.agent.http.guard import flag, guarded, json_response, number
+from runtime_image.agent.link import FileError, FileReader, FileWriter, GuestLink
+from shoal.contract.errors import ErrorCode, ShoalError
+
+if TYPE_CHECKING:
+    from runtime_image.agent.service import SandboxService
+    from runtime_image.agent.tokens import TokenVerifier
+
+SHA256_HEADER = "x-shoal-sha256"
+TAR = "application/x-tar"
+
+
+class FileRoutes:
+    """`/v1/sessions/{session}/files` and `/trajectory`, for session tokens."""
+
+    def __init__(self, service: SandboxService, tokens: TokenVerifier) -> None:
+        self._service = service
+        self._tokens = tokens
+
+    def routes(self) -> list[Route]:
+        """Its routes."""
+        base = "/v1/sessions/{session}"
+        return [
+            Route(base + "/files", guarded(self.get), methods=["GET", "HEAD"]),
+            Route(base + "/files", guarded(self.put), methods=["PUT"]),
+            Route(base + "/trajectory", guarded(self.trajectory), methods=["GET"]),
+        ]
+
+    async def trajectory(self, request: Request) -> Response:
+        """The session's log as JSON lines."""
+        hosted = session_of(request, self._service, self._tokens, write=False)
+        lines = hosted.records.lines(number(request, "after_seq", 0))
+        first = await anext(lines, None)
+
+        async def body() -> AsyncIterator[bytes]:
+            if first is not None:
+                yield first
+            async for line in lines:
+                yield line
+
+        return StreamingResponse(body(), media_type="application/x-ndjson")
+
+    async def get(self, request: Request) -> Response:
+        """A file's bytes, or a directory as a tar."""
+        hosted = session_of(request, self._service, self._tokens, write=False)
+        hosted.require_running()
+        path, link = _path(request), _link(hosted)
+        try:
+            digest = await _digest(link, hosted, path) if flag(request, "checksum", False) else None
+            reader = await link.open_read(path, user=hosted.user, cwd=hosted.workdir)
+        except FileError as error:
+            raise file_refused(path, error) from error
+        info = reader.info
+        headers = {
+            "x-shoal-mode": f"{info.mode:o}",
+            "x-shoal-mtime-ns": str(info.mtime_ns),
+            "x-shoal-kind": info.kind,
+        }
+        if digest is not None:
+            headers[SHA256_HEADER] = digest
+        if info.kind == "file" and info.size_bytes:
+            headers["content-length"] = str(info.size_bytes)
+        media_type = TAR if info.kind == "directory" else "application/octet-stream"
+        if request.method == "HEAD":
+            await reader.aclose()
+            return Response(headers=headers, media_type=media_type)
+        return StreamingResponse(_send(hosted, reader), headers=headers, media_type=media_type)
+
+    async def put(self, request: Request) -> Response:
+        """Write a file, or unpack a tar into a directory."""
+        hosted = session_of(request, self._service, self._tokens, write=True)
+        hosted.require_running()
+        if hosted.rewound:
+            raise ShoalError(
+                ErrorCode.SESSION_REWOUND, "The session's disk went back; acknowledge it to go on."
+            )
+        path, link = _path(request), _link(hosted)
+        create_parents = flag(request, "create_parents", True)
+        is_tar = request.headers.get("content-type", "").partition(";")[0].strip().lower() == TAR
+        try:
+            if is_tar:
+                writer = await link.open_write_tar(
+                    path, create_parents=create_parents, user=hosted.user, cwd=hosted.workdir
+                )
+            else:
+                writer = await link.open_write(
+                    path,
+                    mode=_mode(request),
+                    owner=request.query_params.get("owner"),
+                    create_parents=create_parents,
+                    user=hosted.user,
+                    cwd=hosted.workdir,
+                )
+        except FileError as error:
+            raise file_refused(path, error) from error
+        hosted.using += 1
+        try:
+            async with writer:
+                return await _receive(request, writer, path)
+        finally:
+            hosted.using -= 1
+            hosted.touch()
+
+
+async def _receive(request: Request, writer: FileWriter, path: str) -> Response:
+    digest = hashlib.sha256()
+    size = 0
+    async for chunk in request.stream():
+        if chunk:
+            digest.update(chunk)
+            size += len(chunk)
+            await writer.write(chunk)
+    wanted = request.headers.get(SHA256_HEADER)
+    if wanted is not None and wanted.strip().lower() != digest.hexdigest():
+        raise ShoalError(
+            ErrorCode.INVALID_REQUEST,
+            "The content does not have the checksum that was sent with it; nothing was written.",
+            details={
+                "fields": [{"path": SHA256_HEADER, "message": "does not match"}],
+                "sha256": digest.hexdigest(),
+            },
+        )
+    length = request.headers.get("content-length")
+    if length is not None and length.isdigit() and int(length) != size:
+        raise ClientDisconnect
+    try:
+        info = await writer.commit()
+    except FileError as error:
+        raise file_refused(path, error) from error
+    answer: dict[str, Any] = {"path": path, "size_bytes": size, "sha256": digest.hexdigest()}
+    for name in ("kind", "mode", "created", "members"):
+        if info.get(name) is not None:
+            answer[name] = info[name]
+    return json_response(json.dumps(answer))
+
+
+async def _send(hosted: Hosted, reader: FileReader) -> AsyncIterator[bytes]:
+    # What a file grows by while it is read is left out; one that shrinks makes the server cut the connection.
+    left = reader.info.size_bytes if reader.info.kind == "file" and reader.info.size_bytes else None
+    hosted.using += 1
+    try:
+        async for data in reader:
+            if left is not None:
+                data = data[:left]
+                left -= len(data)
+            if data:
+                yield data
+            if left == 0:
+                return
+    finally:
+        hosted.using -= 1
+        hosted.touch()
+        await reader.aclose()
+
+
+async def _digest(link: GuestLink, hosted: Hosted, path: str) -> str | None:
+    digest = hashlib.sha256()
+    async with await link.open_read(path, user=hosted.user, cwd=hosted.workdir) as reader:
+        if reader.info.kind != "file":
+            return None
+        async for data in reader:
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _link(hosted: Hosted) -> GuestLink:
+    if hosted.link is None:
+        raise hosted.refusal()
+    return hosted.link
+
+
+def _path(request: Request) -> str:
+    path = request.query_params.get("path")
+    if not path:
+        raise invalid("path", "is missing")
+    if "\0" in path or len(path) > 4096:
+        raise invalid("path", "is not a path")
+    return path
+
+
+def _mode(request: Request) -> int | None:
+    raw = request.query_params.get("mode")
+    if raw is None:
+        return None
+    try:
+        mode = int(raw, 8)
+    except ValueError:
+        raise invalid("mode", "is not an octal number such as 644") from None
+    if not 0 <= mode <= 0o7777:
+        raise invalid("mode", "is not between 0 and 7777")
+    return mode
+
+
+def file_refused(path: str, error: FileError) -> ShoalError:
+    """What the sandbox's system said about a file, as the answer to a transfer, which has no observation."""
+    code = ErrorCode.NOT_FOUND if error.errno_name == "ENOENT" else ErrorCode.CONFLICT
+    return ShoalError(
+        code,
+        f"{path}: {error.message}",
+        details={"errno": error.errno_name, "path": path, "message": error.message},
+    )
