@@ -23,7 +23,7 @@ from typing import Final
 from runtime_image.agent.sandboxes import disks, identities, overlay, seccomp, syscalls
 from runtime_image.agent.sandboxes.cgroups import CgroupLayout
 from runtime_image.agent.sandboxes.identities import Identity
-from runtime_image.agent.sandboxes.model import DISK_CLASSES_MIB, NotSupported, SandboxRuntimeError
+from runtime_image.agent.sandboxes.model import DISK_CLASSES_MIB, Defences, NotSupported, SandboxRuntimeError
 
 _MIN_RUNC: Final = (1, 1)
 _MIN_FREE_BYTES: Final = 4 << 30
@@ -196,8 +196,7 @@ def _overlay(home: Path) -> str:
             disk=places["disk"],
             target=places["merged"],
             scratch=places["scratch"],
-            userns_fd=identity.userns_fd,
-            id_base=identity.id_base,
+            identity=identity,
         )
         stack.callback(syscalls.unmount, str(places["merged"]), syscalls.MNT_DETACH)
         if (places["merged"] / "below").stat().st_uid != identity.id_base:
@@ -235,7 +234,7 @@ def _trial_cgroup(root: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _trial_identity() -> Iterator[Identity]:
-    for identity in identities.make_namespaces([_TRIAL_ID_BASE], identities.NAMESPACE_LIMITS):
+    for identity in identities.make_namespaces([_TRIAL_ID_BASE], Defences()):
         try:
             yield identity
         finally:

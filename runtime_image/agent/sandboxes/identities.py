@@ -21,7 +21,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from runtime_image.agent.sandboxes.model import ID_RANGE_SIZE, NoIdRange, NotSupported, SandboxRuntimeError
+from runtime_image.agent.sandboxes.model import (
+    ID_RANGE_SIZE,
+    Defences,
+    NoIdRange,
+    NotSupported,
+    SandboxRuntimeError,
+)
 
 _MAKER: Final = Path(__file__).with_name("namespace_maker.py")
 _BATCH: Final = 16
@@ -52,11 +58,11 @@ class Identity:
 class IdentityPool:
     """Leases ranges. Blocking, thread-safe."""
 
-    def __init__(self, *, id_base: int, id_count: int, limit_namespaces: bool = True) -> None:
+    def __init__(self, *, id_base: int, id_count: int, defences: Defences) -> None:
         self._free = collections.deque(id_base + n * ID_RANGE_SIZE for n in range(id_count))
         self._count = id_count
         self._leases: dict[str, int] = {}
-        self._limits = NAMESPACE_LIMITS if limit_namespaces else {}
+        self._defences = defences
         self._ready: dict[int, Identity] = {}
         self._lock = threading.Lock()
         self._making = threading.Lock()
@@ -126,15 +132,22 @@ class IdentityPool:
         return ahead[:count]
 
     def _make(self, id_bases: list[int]) -> None:
-        for identity in make_namespaces(id_bases, self._limits):
+        for identity in make_namespaces(id_bases, self._defences):
             with self._lock:
                 self._ready[identity.id_base] = identity
 
 
-def make_namespaces(id_bases: Iterable[int], limits: dict[str, int]) -> Iterator[Identity]:
+def make_namespaces(id_bases: Iterable[int], defences: Defences) -> Iterator[Identity]:
     """Runs the maker once. Raises NotSupported when the kernel refuses."""
     wanted = list(id_bases)
-    order = json.dumps({"id_bases": wanted, "id_size": ID_RANGE_SIZE, "limits": limits})
+    order = json.dumps(
+        {
+            "id_bases": wanted,
+            "id_size": ID_RANGE_SIZE,
+            "limits": NAMESPACE_LIMITS if defences.user_namespace_limits else {},
+            "own_accounts": defences.own_accounts,
+        }
+    )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:

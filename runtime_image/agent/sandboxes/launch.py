@@ -131,8 +131,8 @@ class Launch:
             disk=self._places.disk,
             target=self._places.merged,
             scratch=self._places.scratch,
-            userns_fd=self._leased().userns_fd,
-            id_base=self._leased().id_base,
+            identity=self._leased() if self._settings.defences.user_namespace else None,
+            flags=overlay.ROOT_FLAGS if self._settings.defences.root_mount_flags else 0,
         )
 
     def _write_bundle(self) -> None:

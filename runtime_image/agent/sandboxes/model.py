@@ -84,7 +84,13 @@ class Limits:
 class Defences:
     """Which defences are up. All of them, except in an attack test's positive control."""
 
+    user_namespace: bool = True
     user_namespace_limits: bool = True
+    own_accounts: bool = True
+    """The namespace is made by an id of the sandbox's own, so that the kernel's per-user accounts are its
+    own as well."""
+    root_mount_flags: bool = True
+    """No device nodes and no set-uid programs on the root filesystem."""
     seccomp: bool = True
     drop_capabilities: bool = True
     no_new_privileges: bool = True

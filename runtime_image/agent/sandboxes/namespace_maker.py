@@ -13,6 +13,8 @@ host would share root's 128 inotify instances, and one could take them all.
 Standard library only; imports nothing of ours, so that it starts in a few milliseconds.
 """
 
+from __future__ import annotations
+
 import array
 import ctypes
 import fcntl
@@ -21,6 +23,10 @@ import os
 import socket
 import struct
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
@@ -52,10 +58,11 @@ def _loopback_up() -> None:
         fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
 
 
-def _child(id_base: int, limits: dict[str, int], made: int, mapped: int, out: int) -> None:
-    os.setegid(id_base)
-    os.seteuid(id_base)
-    _raise_capabilities()
+def _child(order: dict[str, Any], id_base: int, made: int, mapped: int, out: int) -> None:
+    if order["own_accounts"]:
+        os.setegid(id_base)
+        os.seteuid(id_base)
+        _raise_capabilities()
     _checked(_libc.unshare(CLONE_NEWUSER), "unshare(user)")
     os.write(made, b"1")
     os.read(mapped, 1)
@@ -63,7 +70,7 @@ def _child(id_base: int, limits: dict[str, int], made: int, mapped: int, out: in
     os.setresuid(0, 0, 0)
     _checked(_libc.unshare(CLONE_NEWNET), "unshare(net)")
     _loopback_up()
-    for name, value in limits.items():
+    for name, value in order["limits"].items():
         with open(f"/proc/sys/user/{name}", "w") as limit:
             limit.write(str(value))
     descriptors = array.array(
@@ -77,14 +84,14 @@ def _child(id_base: int, limits: dict[str, int], made: int, mapped: int, out: in
         )
 
 
-def _make(id_base: int, id_size: int, limits: dict[str, int], out: int) -> None:
+def _make(order: dict[str, Any], id_base: int, out: int) -> None:
     made_read, made_write = os.pipe()
     mapped_read, mapped_write = os.pipe()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            _child(id_base, limits, made_write, mapped_read, out)
+            _child(order, id_base, made_write, mapped_read, out)
             status = 0
         except OSError as error:
             os.write(2, f"id range {id_base}: {error}\n".encode())
@@ -96,7 +103,7 @@ def _make(id_base: int, id_size: int, limits: dict[str, int], out: int) -> None:
         if os.read(made_read, 1) == b"1":
             for kind in ("uid", "gid"):
                 with open(f"/proc/{pid}/{kind}_map", "w") as id_map:
-                    id_map.write(f"0 {id_base} {id_size}\n")
+                    id_map.write(f"0 {id_base} {order['id_size']}\n")
             os.write(mapped_write, b"1")
     finally:
         os.close(mapped_write)
@@ -111,7 +118,7 @@ def main() -> int:
     order = json.loads(sys.argv[1])
     for id_base in order["id_bases"]:
         try:
-            _make(id_base, order["id_size"], order["limits"], 0)
+            _make(order, id_base, 0)
         except OSError as error:
             os.write(2, f"{error}\n".encode())
             return 1

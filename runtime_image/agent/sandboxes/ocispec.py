@@ -102,7 +102,6 @@ def _mounts(bundle: Bundle) -> list[dict[str, Any]]:
             "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
         },
         _tmpfs("/dev/shm", "mode=1777", f"size={bundle.limits.shm_mib}m", "nosuid", "nodev", "noexec"),
-        _plain("/dev/mqueue", "mqueue", "nosuid", "noexec", "nodev"),
         _plain("/proc", "proc", "nosuid", "noexec", "nodev"),
         {
             "destination": bundle.guest_mount,
@@ -111,6 +110,8 @@ def _mounts(bundle: Bundle) -> list[dict[str, Any]]:
             "options": guest_options,
         },
     ]
+    if bundle.defences.ipc_namespace:
+        mounts.append(_plain("/dev/mqueue", "mqueue", "nosuid", "noexec", "nodev"))
     if bundle.defences.mask_paths:
         # sysfs tells of every block device, its backing file and neighbours; what programs look for is
         # the processor and memory topology, so only that is there.
@@ -143,30 +144,27 @@ def _linux(bundle: Bundle) -> dict[str, Any]:
     }
     if defences.pids_limit:
         resources["pids"] = {"limit": limits.pids}
-    namespaces = [
-        {"type": "user", "path": bundle.userns_path},
-        {"type": "mount"},
-        {"type": "uts"},
-        {"type": "cgroup"},
-    ]
+    namespaces = [{"type": "mount"}, {"type": "uts"}, {"type": "cgroup"}]
     if defences.network_namespace:
         namespaces.append({"type": "network", "path": bundle.netns_path})
     if defences.pid_namespace:
         namespaces.append({"type": "pid"})
     if defences.ipc_namespace:
         namespaces.append({"type": "ipc"})
-    id_map = {"containerID": 0, "hostID": bundle.id_base, "size": ID_RANGE_SIZE}
     linux: dict[str, Any] = {
         "cgroupsPath": bundle.cgroup_path,
         "namespaces": namespaces,
-        # The joined user namespace has this mapping already; runc wants to know it.
-        "uidMappings": [id_map],
-        "gidMappings": [id_map],
         "resources": resources,
         "rootfsPropagation": "private",
         "maskedPaths": list(MASKED_PATHS) if defences.mask_paths else [],
         "readonlyPaths": list(READONLY_PATHS) if defences.readonly_paths else [],
     }
+    if defences.user_namespace:
+        namespaces.append({"type": "user", "path": bundle.userns_path})
+        # The joined namespace has this mapping already; runc wants to know it.
+        linux["uidMappings"] = linux["gidMappings"] = [
+            {"containerID": 0, "hostID": bundle.id_base, "size": ID_RANGE_SIZE}
+        ]
     if defences.seccomp:
         linux["seccomp"] = dict(bundle.seccomp)
     return linux

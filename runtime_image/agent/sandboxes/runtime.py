@@ -217,7 +217,7 @@ class SandboxRuntime:
             identities=IdentityPool(
                 id_base=settings.id_base,
                 id_count=settings.id_count,
-                limit_namespaces=settings.defences.user_namespace_limits,
+                defences=settings.defences,
             ),
             disk_store=disks.DiskStore(settings.home / "templates"),
             skeleton=_make_skeleton(settings.home / "skeleton", settings.guest_mount),

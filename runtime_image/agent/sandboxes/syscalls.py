@@ -65,8 +65,8 @@ def unmount(target: str, flags: int = 0) -> None:
         raise _failed("umount2", target)
 
 
-def idmapped_clone(path: str, userns_fd: int) -> int:
-    """A detached copy of the mount tree at `path`, its ids mapped through a user namespace.
+def idmapped_clone(path: str, userns_fd: int | None) -> int:
+    """A detached copy of the mount tree at `path`, its ids mapped through a user namespace (None: as they are).
 
     Returns an open descriptor of the detached mount; it goes away when that is closed and nothing
     uses it. Raises EINVAL where the filesystem does not allow id mapping.
@@ -80,7 +80,8 @@ def idmapped_clone(path: str, userns_fd: int) -> int:
     if tree < 0:
         raise _failed("open_tree", path)
     # struct mount_attr: attr_set, attr_clr, propagation, userns_fd (include/uapi/linux/mount.h)
-    attributes = struct.pack("=QQQQ", _MOUNT_ATTR_IDMAP, 0, MS_PRIVATE, userns_fd)
+    mapped = (0, 0) if userns_fd is None else (_MOUNT_ATTR_IDMAP, userns_fd)
+    attributes = struct.pack("=QQQQ", mapped[0], 0, MS_PRIVATE, mapped[1])
     if _libc.syscall(
         _SYS_MOUNT_SETATTR,
         ctypes.c_int(tree),
