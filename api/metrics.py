@@ -13,6 +13,15 @@ from prometheus_client.exposition import generate_latest
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 
+#: What is read from the store at a scrape: name -> (help, label or None).
+LEVELS: dict[str, tuple[str, str | None]] = {
+    "shoal_sessions": ("Sessions, by state.", "state"),
+    "shoal_hosts": ("Hosts, by state.", "state"),
+    "shoal_queue_length": ("Sessions that wait for a place.", None),
+    "shoal_queue_age_seconds": ("How long the first of them has waited.", None),
+    "shoal_warm_sandboxes": ("Warm sandboxes that are ready.", None),
+}
+
 
 class Metrics:
     """The metrics of one API process, in a registry of their own."""
@@ -38,8 +47,18 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
+        self._creates = Counter(
+            "shoal_session_creates_total",
+            "Sessions asked for, by outcome of the call: warm, cold (from the warm pool or not), pending (on its way "
+            "when the call returned), ended, existing (found by name or key), refused.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.in_flight = Gauge("shoal_http_in_flight", "Requests being answered now.", registry=self.registry)
-        self._gauges: dict[str, Gauge] = {}
+        self._levels = {
+            name: Gauge(name, text, [label] if label else [], registry=self.registry)
+            for name, (text, label) in LEVELS.items()
+        }
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._outcomes: dict[str, Counter] = {}
 
@@ -59,24 +78,19 @@ class Metrics:
             child = self._outcomes[outcome] = self._relayed.labels(outcome)
         child.inc()
 
-    def set_level(
-        self, name: str, help_text: str, values: Mapping[str, float], label: str | None = None
-    ) -> None:
-        """Set a gauge that is read from the store: one value, or one for each value of `label`.
+    def created(self, outcome: str) -> None:
+        """Count one session asked for."""
+        self._creates.labels(outcome).inc()
 
-        Args:
-            values: By the label's value; without a label, the single value under the empty string.
-        """
-        gauge = self._gauges.get(name)
-        if gauge is None:
-            gauge = Gauge(name, help_text, [label] if label else [], registry=self.registry)
-            self._gauges[name] = gauge
-        if label is None:
-            gauge.set(values.get("", 0.0))
-            return
-        gauge.clear()
-        for key, value in values.items():
-            gauge.labels(key).set(value)
+    def set_level(self, name: str, value: float | Mapping[str, float]) -> None:
+        """Set one of `LEVELS`: a number, or one for each value of its label."""
+        gauge = self._levels[name]
+        if isinstance(value, Mapping):
+            gauge.clear()
+            for key, one in value.items():
+                gauge.labels(key).set(one)
+        else:
+            gauge.set(value)
 
     def render(self) -> bytes:
         """The text that a scrape gets."""

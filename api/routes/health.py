@@ -46,11 +46,9 @@ async def metrics(parts: All) -> Response:
     """Requests and relaying of this process; sessions, hosts and the queue as the store has them."""
     counts = await parts.services.counts()
     page = parts.metrics
-    page.set_level("shoal_sessions", "Sessions, by state.", counts.sessions, label="state")
-    page.set_level("shoal_hosts", "Hosts, by state.", counts.hosts, label="state")
-    page.set_level("shoal_queue_length", "Sessions that wait for a place.", {"": counts.queue})
-    page.set_level(
-        "shoal_queue_age_seconds", "How long the first of them has waited.", {"": counts.queue_age_s}
-    )
-    page.set_level("shoal_warm_sandboxes", "Warm sandboxes that are ready.", {"": counts.warm})
+    page.set_level("shoal_sessions", counts.sessions)
+    page.set_level("shoal_hosts", counts.hosts)
+    page.set_level("shoal_queue_length", counts.queue)
+    page.set_level("shoal_queue_age_seconds", counts.queue_age_s)
+    page.set_level("shoal_warm_sandboxes", counts.warm)
     return Response(page.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

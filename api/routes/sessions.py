@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from api.state import BEARER, KNOWN_QUERY, LABEL_PREFIX, All, IdempotencyKey, Reader, Use, Writer
+from api.state import BEARER, KNOWN_QUERY, LABEL_PREFIX, All, IdempotencyKey, Parts, Reader, Use, Writer
 from shoal.contract.base import MAX_WAIT_S, SessionId
 from shoal.contract.sessions import (
     Direct,
@@ -36,6 +36,18 @@ Cursor = Annotated[str | None, Query(description="Where the page before ended.")
 _SETTLED = (SessionState.RUNNING, SessionState.PAUSED, SessionState.ENDED)
 
 
+def _count(parts: Parts, session: Session | None, *, created: bool = True) -> None:
+    if session is None:
+        outcome = "refused"
+    elif not created:
+        outcome = "existing"
+    elif session.state is SessionState.RUNNING:
+        outcome = "warm" if session.warm else "cold"
+    else:
+        outcome = "ended" if session.state is SessionState.ENDED else "pending"
+    parts.metrics.created(outcome)
+
+
 def _status(sessions: Sequence[Session | None], *, created: bool) -> int:
     if all(session is None or session.state in _SETTLED for session in sessions):
         return 201 if created else 200
@@ -56,15 +68,18 @@ def _status(sessions: Sequence[Session | None], *, created: bool) -> int:
     summary="Create a session, or `count` of them",
 )
 async def create_session(
-    who: Writer, use: Use, body: SessionCreate, response: Response, idempotency_key: IdempotencyKey = None
+    who: Writer, parts: All, body: SessionCreate, response: Response, idempotency_key: IdempotencyKey = None
 ) -> Session | Sessions:
     """Makes a session and waits up to `wait_s` for it to run. With `count` over 1 the answer is `sessions`, each item
     with its own state. A `name` that the run has already answers the session there is."""
     if body.count > 1:
-        made = await use.sessions.create_many(who, body, idempotency_key=idempotency_key)
+        made = await parts.services.sessions.create_many(who, body, idempotency_key=idempotency_key)
+        for item in made.sessions:
+            _count(parts, item.session)
         response.status_code = _status([item.session for item in made.sessions], created=True)
         return made
-    one = await use.sessions.create(who, body, idempotency_key=idempotency_key)
+    one = await parts.services.sessions.create(who, body, idempotency_key=idempotency_key)
+    _count(parts, one.session, created=one.created)
     response.status_code = _status([one.session], created=one.created)
     return one.session
 
@@ -77,10 +92,12 @@ async def create_session(
     summary="Create sessions that are not alike",
 )
 async def create_sessions(
-    who: Writer, use: Use, body: SessionBatch, response: Response, idempotency_key: IdempotencyKey = None
+    who: Writer, parts: All, body: SessionBatch, response: Response, idempotency_key: IdempotencyKey = None
 ) -> Sessions:
     """Each item is a create of its own: its answer is a session or an error, in the order asked."""
-    made = await use.sessions.create_batch(who, body, idempotency_key=idempotency_key)
+    made = await parts.services.sessions.create_batch(who, body, idempotency_key=idempotency_key)
+    for item in made.sessions:
+        _count(parts, item.session)
     response.status_code = _status([item.session for item in made.sessions], created=True)
     return made
 

@@ -10,7 +10,7 @@ from api.openapi import documents, openapi
 from shoal.contract.errors import TABLE, ErrorCode
 
 
-@pytest.mark.parametrize("name", ["openapi.json", "errors.md"])
+@pytest.mark.parametrize("name", ["openapi.json", "errors.md", "metrics.md"])
 def test_the_committed_document_is_what_the_code_generates(name: str) -> None:
     """`python -m api.openapi` was run after the last change."""
     path, text = next((path, text) for path, text in documents().items() if path.name == name)

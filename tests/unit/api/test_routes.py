@@ -298,9 +298,11 @@ async def test_metrics_count_by_template_not_by_path(house: House) -> None:
     for id in ("a", "b"):
         await house.client.get(f"/v1/sessions/{id}")
     await house.client.get("/nowhere/at/all")
+    await house.client.post("/v1/sessions", json={"image": "code:1", "count": 2})
     text = (await house.client.get("/metrics", headers={"authorization": ""})).text
     assert 'shoal_http_requests_total{method="GET",route="/v1/sessions/{id}",status="200"} 2.0' in text
     assert 'shoal_http_requests_total{method="GET",route="unmatched",status="404"} 1.0' in text
+    assert 'shoal_session_creates_total{outcome="cold"} 2.0' in text
     assert 'shoal_sessions{state="running"} 3.0' in text
     assert 'shoal_hosts{state="ready"} 1.0' in text
     assert "shoal_queue_length 2.0" in text
