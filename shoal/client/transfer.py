@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from shoal.client.effects import Op, Reply, Send
-from shoal.client.errors import of_code
+from shoal.client.errors import ServiceError, of_code
 from shoal.client.session_core import SessionCore
 from shoal.contract.errors import ErrorCode
 
@@ -106,7 +106,18 @@ def put(core: SessionCore, upload: Upload, path: str, options: Mapping[str, Any]
         # The service answers only when all is written.
         wait_s=60.0,
     )
-    return (yield from core.send(send))
+    return (yield from _refused_as_os_error(core.send(send)))
+
+
+def _refused_as_os_error(op: Op[Reply]) -> Op[Reply]:
+    """What the sandbox's system refused, as Python says it: FileNotFoundError, PermissionError ..."""
+    try:
+        return (yield from op)
+    except ServiceError as error:
+        number = getattr(errno, str(error.details.get("errno")), None)
+        if not isinstance(number, int):
+            raise
+        raise OSError(number, error.details.get("message", error.message), error.details.get("path")) from error
 
 
 class StreamSink:
@@ -154,7 +165,7 @@ class StreamSink:
 def get(core: SessionCore, path: str, sink: StreamSink) -> Op[Reply]:
     """Reads a file, or a directory as a tar, into a sink."""
     send = Send(method="GET", path=f"{core.path}/files", params={"path": path}, sink=sink, wait_s=60.0)
-    reply = yield from core.send(send)
+    reply = yield from _refused_as_os_error(core.send(send))
     sink.verify(reply)
     return reply
 
