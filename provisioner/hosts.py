@@ -1,21 +1,111 @@
-"""What hosts' agents ask of the control plane: the use cases behind the internal routes."""
+"""What hosts ask of the control plane: the use cases behind the internal routes (heartbeats in `heartbeats`)."""
 
 from __future__ import annotations
 
+import hmac
+import secrets
+
+from provisioner import keys
+from provisioner.auth import hash_secret
+from provisioner.blobs import names
+from provisioner.blobs.port import BlobError
+from provisioner.context import Context, log
+from provisioner.departure import Departure
+from provisioner.heartbeats import Heartbeats
+from provisioner.lifecycle import HOST, UNPLACED, move
+from provisioner.model import Host, HostOrders, Queued, dump, load, replace
+from provisioner.sessions import records
+from provisioner.store.port import ConditionFailed, Put, Stored, VersionIs
 from shoal.contract.base import HostId
-from shoal.contract.host import Heartbeat, HeartbeatReply, Register, Registered, Urls, UrlsAsked
+from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.host import (
+    Heartbeat,
+    HeartbeatReply,
+    JournalGet,
+    JournalPut,
+    LayerGet,
+    LayerPut,
+    Register,
+    Registered,
+    Url,
+    UrlAsked,
+    Urls,
+    UrlsAsked,
+)
+from shoal.contract.states import HostState
+
+_GONE = frozenset({HostState.LOST, HostState.GONE})
+#: Seconds for which a presigned URL is good.
+_URL_S = 900.0
 
 
 class Hosts:
     """What the internal routes call."""
 
+    def __init__(self, context: Context, heartbeats: Heartbeats, departure: Departure) -> None:
+        self._context = context
+        self._heartbeats = heartbeats
+        self._departure = departure
+        self._tokens: dict[HostId, str] = {}
+        self._readable: dict[HostId, set[str]] = {}
+
     async def register(self, body: Register) -> Registered:
         """A host introduces itself with its one-time join token; the same boot may repeat it.
 
         Raises:
-            ShoalError: UNAUTHENTICATED for a token that is unknown or used by another boot.
+            ShoalError: UNAUTHENTICATED for a token that is unknown or used by another boot, or a host given up.
         """
-        raise NotImplementedError
+        context = self._context
+        id = HostId(body.join_token.partition(".")[0])
+        for _ in range(5):
+            stored = await context.store.get(keys.host(id))
+            host = load(Host, stored.item) if stored else None
+            if (
+                stored is None
+                or host is None
+                or not hmac.compare_digest(host.join_hash, hash_secret(body.join_token))
+                or host.boot_id not in (None, body.boot_id)
+                or host.state in _GONE
+            ):
+                raise ShoalError(ErrorCode.UNAUTHENTICATED, "This join token is not known, or was used.")
+            token = f"{id}.{secrets.token_urlsafe(32)}"
+            now = context.clock.now()
+            state = host.state
+            if state is HostState.STARTING:
+                state = move(HOST, state, HostState.READY)
+            new = replace(
+                host,
+                state=state,
+                boot_id=body.boot_id,
+                address=body.address,
+                version=body.version,
+                token_hash=hash_secret(token),
+                registered_at=host.registered_at or now,
+                busy_at=host.busy_at or now,
+                heard_at=now,
+                capacity=body.capacity,
+                substrates=tuple(body.substrates),
+            )
+            try:
+                await context.store.transact([_save(new, stored)])
+            except ConditionFailed:
+                continue
+            self._tokens[id] = hash_secret(token)
+            log.info("host.registered", host_id=id, pool=new.pool, address=new.address)
+            context.fleet.heard(new, [])
+            context.wake_queue.set()
+            context.wake_reconciler.set()
+            return Registered(
+                host=id,
+                pool=new.pool,
+                token=token,
+                lease_s=context.settings.lease_s,
+                heartbeat_s=context.settings.heartbeat_s,
+                keys=context.signer.public_keys,
+            )
+        raise ShoalError(
+            ErrorCode.UNAVAILABLE, "The host's record keeps changing; try again.", retry_after_s=0.5
+        )
 
     async def authenticate(self, host: HostId, token: str) -> None:
         """Check the token of a host's own requests.
@@ -23,16 +113,107 @@ class Hosts:
         Raises:
             ShoalError: UNAUTHENTICATED.
         """
-        raise NotImplementedError
+        hashed = hash_secret(token)
+        if self._tokens.get(host) == hashed:
+            return
+        stored = await self._context.store.get(keys.host(host))
+        known = stored.item.get("token_hash") if stored else None
+        if known is None or not hmac.compare_digest(known, hashed):
+            raise ShoalError(ErrorCode.UNAUTHENTICATED, "This host is not known here.")
+        self._tokens[host] = hashed
 
     async def heartbeat(self, host: HostId, body: Heartbeat) -> HeartbeatReply:
-        """Take in what a host knows; answer what it is to do."""
-        raise NotImplementedError
+        """Take in what a host knows; answer what it is to do.
+
+        Raises:
+            ShoalError: UNAUTHENTICATED for a host that is not known, or another boot of it.
+        """
+        return await self._heartbeats.take(host, body)
 
     async def urls(self, host: HostId, body: UrlsAsked) -> Urls:
-        """Presigned URLs, only for what concerns the sessions on this host."""
-        raise NotImplementedError
+        """Presigned URLs, only for what concerns the sessions on this host, its warm orders and its pool's queue.
+
+        Raises:
+            ShoalError: NOT_FOUND for anything else, UNAVAILABLE.
+        """
+        try:
+            return Urls(urls=[await self._url(host, item) for item in body.items])
+        except BlobError as error:
+            raise ShoalError(
+                ErrorCode.UNAVAILABLE, "The blob store does not answer; try again.", retry_after_s=1.0
+            ) from error
 
     async def leave(self, host: HostId) -> None:
-        """The host has drained and goes; repeatable."""
-        raise NotImplementedError
+        """The host has ended its sandboxes and goes; repeatable."""
+        await self._departure.gone(host, "The host left.", state=HostState.GONE)
+
+    async def _url(self, host: HostId, item: UrlAsked) -> Url:
+        match item:
+            case LayerGet(digest=digest):
+                await self._may_read(host, digest)
+                return await self._presigned("get", names.layer(digest))
+            case LayerPut(digest=digest, size_bytes=size_bytes):
+                if not (await self._context.store.query(f"ON#{host}", limit=1)).items:
+                    raise _not_yours()
+                name = names.layer(digest)
+                there = await self._context.blobs.head(name)
+                url = await self._presigned("put", name)
+                return url.model_copy(update={"exists": there is not None and there.size_bytes == size_bytes})
+            case JournalPut(session=session, epoch=epoch):
+                if await self._context.store.get(keys.assigned(host, session, epoch)) is None:
+                    raise _not_yours()
+                return await self._presigned("put", names.journal(session, epoch))
+            case JournalGet(session=session, epoch=epoch):
+                on_host = await self._context.store.query(f"ON#{host}", prefix=f"{session}#", limit=1)
+                if not on_host.items:
+                    # It may be on its way to this host: the record says so only once the agent has answered.
+                    found = await records.read(self._context.store, session)
+                    if found is None or found.session.state not in UNPLACED:
+                        raise _not_yours()
+                return await self._presigned("get", names.journal(session, epoch))
+
+    async def _presigned(self, method: str, name: str) -> Url:
+        assert method in ("get", "put")
+        presigned = await self._context.blobs.presign(
+            "get" if method == "get" else "put", name, expires_s=_URL_S
+        )
+        return Url(url=presigned.url, headers=presigned.headers)
+
+    async def _may_read(self, host: HostId, digest: str) -> None:
+        if digest in self._readable.get(host, ()):
+            return
+        readable = self._readable[host] = await self._layers_of(host)
+        if digest not in readable:
+            raise _not_yours()
+
+    async def _layers_of(self, host: HostId) -> set[str]:
+        """The layers of all that is, or may be about to come, on a host."""
+        context = self._context
+        digests: set[str] = set()
+        ordered = await context.store.get(keys.orders(host))
+        if ordered is not None:
+            digests |= {level.source.digest for level in load(HostOrders, ordered.item).warm}
+        on_host = await context.store.query_all(f"ON#{host}")
+        sessions = await context.store.get_many([keys.session(item.item["session"]) for item in on_host])
+        digests |= {
+            records.disk(records.loaded(item).session).digest for item in sessions if item is not None
+        }
+        known = await context.fleet.host(host)
+        if known is not None:
+            queue = await context.store.query_all(f"QUEUE#{known.pool}")
+            digests |= {load(Queued, item.item).key.digest for item in queue}
+        layers: set[str] = set()
+        for digest in digests:
+            try:
+                layers |= {layer.digest for layer in (await context.sources.stack(digest)).layers}
+            except ShoalError as error:
+                log.warning("manifest.unreadable", digest=digest, code=error.code.value)
+        return layers
+
+
+def _save(host: Host, stored: Stored) -> Put:
+    return Put(key=keys.host(host.id), item=dump(host), conditions=(VersionIs(version=stored.version),))
+
+
+def _not_yours() -> ShoalError:
+    return ShoalError(ErrorCode.NOT_FOUND, "Nothing of that name concerns this host.")

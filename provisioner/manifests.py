@@ -39,13 +39,14 @@ class SnapshotManifest(Answer):
     parent: SnapshotId | None = None
 
 
-class _Stack(Answer):
+class Stack(Answer):
     """What images' and snapshots' manifests have in common."""
 
     format: int
     layers: list[Layer]
     config: ImageConfig = Field(default_factory=ImageConfig)
     image_digest: str | None = None
+    architecture: str | None = None
 
 
 def canonical(model: BaseModel) -> bytes:
@@ -95,7 +96,7 @@ class Sources:
     def __init__(self, store: SteadyStore, blobs: Blobs) -> None:
         self._store = store
         self._blobs = blobs
-        self._stacks: OrderedDict[str, _Stack] = OrderedDict()
+        self._stacks: OrderedDict[str, Stack] = OrderedDict()
 
     async def resolve(self, tenant: TenantId, image: str | None, snapshot: SnapshotId | None) -> Resolved:
         """What `name:tag` or a snapshot's id stands for.
@@ -124,7 +125,7 @@ class Sources:
             config=stack.config,
         )
 
-    async def stack(self, digest: str) -> _Stack:
+    async def stack(self, digest: str) -> Stack:
         """Layers and defaults by digest; errors as for `sandbox`."""
         found = self._stacks.get(digest)
         if found is not None:
@@ -141,7 +142,7 @@ class Sources:
         try:
             if digest_of(data) != digest:
                 raise ValueError("its bytes hash to something else")
-            found = _Stack.model_validate_json(data)
+            found = Stack.model_validate_json(data)
             if found.format > IMAGE_FORMAT:
                 raise ValueError(f"format {found.format}; this version knows {IMAGE_FORMAT}")
         except (ValueError, ValidationError) as error:

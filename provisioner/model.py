@@ -183,6 +183,7 @@ class Assignment:
     epoch: int
     host: HostId
     resources: Resources
+    key: WarmKey
     since: datetime
 
 
@@ -195,9 +196,10 @@ class Host:
         join_hash, token_hash: SHA-256 of its one-time join token and of the token its heartbeats carry.
         boot_id: Who registered; None until then.
         heard_at: When its last heartbeat that was written down arrived.
-        beat: That heartbeat's number.
+        beat, said_at: That heartbeat's number, and its time by the host's own clock.
         held: What the sessions on it hold, by the control plane's own count.
         reserved: What its agent says is held, warm sandboxes included.
+        sessions: How many sessions the control plane has on it; `sandboxes`: how many of theirs its agent reports.
         busy_at: When a session was last on it, or when it registered.
         drain: Whether the control plane wants it drained.
         draining: Whether its agent takes no new sandboxes.
@@ -215,6 +217,7 @@ class Host:
     version: str | None = None
     registered_at: datetime | None = None
     heard_at: datetime | None = None
+    said_at: datetime | None = None
     beat: int = 0
     capacity: Capacity | None = None
     reserved: Capacity | None = None
@@ -224,6 +227,7 @@ class Host:
     warm: tuple[WarmReport, ...] = ()
     layers: tuple[str, ...] = ()
     sessions: int = 0
+    sandboxes: int = 0
     busy_at: datetime | None = None
     drain: bool = False
     draining: bool = False
@@ -271,7 +275,6 @@ class PoolState:
     failures: int = 0
     last_failure_at: datetime | None = None
     last_failure: str | None = None
-    idle_since: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

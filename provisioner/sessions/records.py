@@ -127,7 +127,12 @@ def insertion(session: Session, *, quota: Op | None) -> list[Op]:
 def assign(session: Session, host: HostId, now: datetime) -> Put:
     """The session's entry in its host's list."""
     assignment = Assignment(
-        session=session.id, epoch=session.epoch, host=host, resources=session.resources, since=now
+        session=session.id,
+        epoch=session.epoch,
+        host=host,
+        resources=session.resources,
+        key=warm_key(disk(session).digest, session.substrate, session.resources.disk_mib),
+        since=now,
     )
     return Put(key=keys.assigned(host, session.id, session.epoch), item=dump(assignment))
 

@@ -1,0 +1,1 @@
+"""What makes images' layers: a port and its adapters."""
