@@ -1,8 +1,8 @@
 """The SDK. `shoal` exports the names that are promised; they are here too.
 
-    operations (generators, no I/O)    client_core, session_core, platform_core, transfer, retry, steps
-    drivers and connections            drivers, pools
-    twins                              sync_*, async_*
+operations (generators, no I/O)    client_core, session_core, platform_core, transfer, retry, steps
+drivers and connections            drivers, pools
+twins                              sync_*, async_*
 """
 
 from __future__ import annotations

@@ -117,7 +117,9 @@ def _refused_as_os_error(op: Op[Reply]) -> Op[Reply]:
         number = getattr(errno, str(error.details.get("errno")), None)
         if not isinstance(number, int):
             raise
-        raise OSError(number, error.details.get("message", error.message), error.details.get("path")) from error
+        raise OSError(
+            number, error.details.get("message", error.message), error.details.get("path")
+        ) from error
 
 
 class StreamSink:

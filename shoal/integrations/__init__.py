@@ -1,0 +1,1 @@
+"""Adapters to what trainers use. Each module needs nothing but the SDK."""

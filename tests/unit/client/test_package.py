@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import shoal
 
@@ -55,3 +56,10 @@ def test_every_module_imports_without_the_servers_packages() -> None:
 def test_the_contract_does_not_load_the_sdk() -> None:
     """Agents import shoal.contract: it must not cost them an HTTP client."""
     assert _python(_CONTRACT_ALONE).strip() == "[]"
+
+
+def test_every_promised_name_is_documented() -> None:
+    """docs/sdk.md names what __all__ promises."""
+    text = (Path(shoal.__file__).parent.parent / "docs" / "sdk.md").read_text(encoding="utf-8")
+    missing = [name for name in shoal.__all__ if f"`{name}" not in text and f" {name}" not in text]
+    assert missing == []
