@@ -272,7 +272,7 @@ def sandbox_ids_with_cgroups(layout: CgroupLayout, cgroup_name: str) -> set[str]
 
 def _write(path: Path, value: str) -> None:
     # Not Path.write_text: a control file must see one write, and must never be created.
-    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
     try:
         os.write(handle, value.encode())
     finally:

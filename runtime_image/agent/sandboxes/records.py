@@ -51,6 +51,11 @@ class Places:
         return self.directory / "record.json"
 
     @property
+    def running(self) -> Path:
+        """Which process it is, written when it runs."""
+        return self.directory / "running.json"
+
+    @property
     def image(self) -> Path:
         """The disk image."""
         return self.directory / "disk.img"
@@ -86,21 +91,33 @@ class Places:
         return self.directory / "pid"
 
 
-def write(path: Path, record: Record) -> None:
-    """Writes a record atomically."""
+def write(places: Places, record: Record) -> None:
+    """Writes a record atomically, before anything else of the sandbox is made."""
     fields = dataclasses.asdict(record)
+    del fields["pid"], fields["pid_started"]
     fields["created_at"] = record.created_at.isoformat()
+    _write_new(places.record, json.dumps(fields))
+
+
+def write_running(places: Places, *, pid: int, pid_started: int) -> None:
+    """Adds the process. A second file: ext4 flushes a file to disk when a rename replaces another."""
+    _write_new(places.running, json.dumps({"pid": pid, "pid_started": pid_started}))
+
+
+def _write_new(path: Path, text: str) -> None:
     aside = path.with_suffix(".new")
-    aside.write_text(json.dumps(fields))
+    aside.write_text(text)
     aside.rename(path)
 
 
-def read(path: Path) -> Record | None:
+def read(places: Places) -> Record | None:
     """A record, or None when there is none or it was never completed."""
     try:
-        fields = json.loads(path.read_text())
+        fields = json.loads(places.record.read_text())
         fields["limits"] = Limits(**fields["limits"])
         fields["created_at"] = datetime.fromisoformat(fields["created_at"])
+        with contextlib.suppress(FileNotFoundError):
+            fields |= json.loads(places.running.read_text())
         return Record(**fields)
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None

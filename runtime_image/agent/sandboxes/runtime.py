@@ -163,7 +163,7 @@ class SandboxRuntime:
 
     def alive(self, sandbox: Sandbox) -> bool:
         """Whether the guest runs (frozen or not): the check at hand-over."""
-        record = records.read(self._ready().places(sandbox.sandbox_id).record)
+        record = records.read(self._ready().places(sandbox.sandbox_id))
         return record is not None and record.lives()
 
     async def adopt(self) -> list[Sandbox]:
@@ -223,7 +223,7 @@ class SandboxRuntime:
             skeleton=_make_skeleton(settings.home / "skeleton", settings.guest_mount),
         )
         for name in records.sandbox_ids(settings.home / "sandboxes"):
-            record = records.read(machinery.places(name).record)
+            record = records.read(machinery.places(name))
             if record is not None:
                 machinery.identities.mark_leased(name, record.id_base)
         return machinery

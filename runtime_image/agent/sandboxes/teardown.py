@@ -43,7 +43,7 @@ def teardown(machinery: Machinery, sandbox_id: str) -> None:
     """
     places = machinery.places(sandbox_id)
     cgroup = machinery.cgroup(sandbox_id)
-    record = records.read(places.record)
+    record = records.read(places)
     steps: tuple[Callable[[], None], ...] = (
         lambda: _kill(cgroup, record),
         lambda: _unmount(places.merged),
