@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from shoal import __version__
 from shoal.cli import execute, files, images, pools, server, sessions, snapshots
-from shoal.cli.output import INTERRUPTED, OURS, Json, emit, explain
+from shoal.cli.output import INTERRUPTED, OURS, Json, emit, explain, reset
 
 
 class Program(TyperGroup):
@@ -17,6 +17,7 @@ class Program(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Runs a command."""
+        reset()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

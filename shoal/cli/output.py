@@ -34,6 +34,11 @@ class _State:
     json = False
 
 
+def reset() -> None:
+    """Forgets the last command's options; a process may run several."""
+    _State.json = False
+
+
 def _set_json(value: bool) -> bool:
     _State.json = value
     return value
