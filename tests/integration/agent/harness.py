@@ -93,9 +93,9 @@ class Control:
         app.router.add_post("/internal/v1/hosts/{host}/heartbeat", self._heartbeat)
         app.router.add_post("/internal/v1/hosts/{host}/urls", self._urls)
         app.router.add_post("/internal/v1/hosts/{host}/leave", self._leave)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, shutdown_timeout=0.5)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{host}:{port}"
@@ -206,13 +206,22 @@ class AgentProcess:
         if self.holder:
             socket_path = self.home.parent / f"{self.home.name}.sock"
             options["holder"] = str(socket_path)
-            argv = [sys.executable, "-m", "runtime_image.agent.holder", "--socket", str(socket_path), "--", *argv]
+            argv = [
+                sys.executable,
+                "-m",
+                "runtime_image.agent.holder",
+                "--socket",
+                str(socket_path),
+                "--",
+                *argv,
+            ]
         for name, value in options.items():
             argv += [f"--{name}", str(value)]
         before = len(self.control.beats)
-        self.process = await asyncio.create_subprocess_exec(
-            *argv, env={**os.environ, **self.env}, stderr=(self.home.parent / f"{self.home.name}.log").open("ab")
-        )
+        with (self.home.parent / f"{self.home.name}.log").open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *argv, env={**os.environ, **self.env}, stderr=log
+            )
         await self.control.beat_where(lambda _: len(self.control.beats) > before)
         self.address = self.control.beats[-1].address
 
@@ -245,7 +254,9 @@ class AgentProcess:
         data = options.pop("data", None)
         if body is not None:
             data = body if isinstance(body, bytes | str) else json.dumps(body)
-        async with self.http.request(method, self.address + path, data=data, headers=headers, **options) as answer:
+        async with self.http.request(
+            method, self.address + path, data=data, headers=headers, **options
+        ) as answer:
             raw = await answer.read()
             kind = answer.content_type
             return answer.status, json.loads(raw) if kind == "application/json" else raw
