@@ -147,6 +147,12 @@ class Hosts:
         """The host has ended its sandboxes and goes; repeatable."""
         await self._departure.gone(host, "The host left.", state=HostState.GONE)
 
+    async def forget(self, host: HostId) -> None:
+        """Drop the record of a host whose machine is gone; repeatable."""
+        self._tokens.pop(host, None)
+        self._readable.pop(host, None)
+        await self._departure.forget(host)
+
     async def _url(self, host: HostId, item: UrlAsked) -> Url:
         match item:
             case LayerGet(digest=digest):

@@ -83,6 +83,11 @@ def orders(id: HostId) -> Key:
     return Key(pk=ORDERS, sk=id)
 
 
+def pool(name: str) -> Key:
+    """What is remembered of a pool."""
+    return Key(pk=POOLS, sk=name)
+
+
 def quota(tenant: TenantId) -> Key:
     """What a tenant holds of its quota."""
     return Key(pk=f"QUOTA#{tenant}", sk=MAIN)

@@ -32,22 +32,40 @@ nothing of another tenant is visible (NOT_FOUND). Signatures at a glance:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field
 
+from provisioner import keys
 from provisioner.agents.port import AgentClient
 from provisioner.auth import Auth
 from provisioner.blobs.port import Blobs
+from provisioner.builders.port import Builder
 from provisioner.capacity.port import Capacity
 from provisioner.clock import Clock
+from provisioner.context import Background, Context, Ids, Wake
+from provisioner.demand import DemandLog
+from provisioner.departure import Departure
+from provisioner.executor import Executor
+from provisioner.fleet import Fleet
+from provisioner.heartbeats import Heartbeats
 from provisioner.hosts import Hosts
 from provisioner.images import Images
+from provisioner.manifests import Sources
+from provisioner.model import Host, Queued, load
 from provisioner.pools import Pools
+from provisioner.reconcile import Reconciler
 from provisioner.route_tokens import RouteSigner
 from provisioner.sessions import Sessions
+from provisioner.sessions.queue import Pump
 from provisioner.settings import ProvisionerSettings
 from provisioner.snapshots import Snapshots
 from provisioner.store.port import Store
+from provisioner.store.steady import SteadyStore
 from provisioner.usage import Usage
+from provisioner.waiters import Waiters
+from shoal.contract.base import new_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +82,7 @@ class Counts:
 @dataclass(frozen=True, kw_only=True)
 class Services:
     """Everything a surface needs. `start` begins the background work (reconciler, queue), `close` ends it; a test
-    may leave both out and drive `reconciler.tick()` itself."""
+    may leave both out and drive `reconciler.tick()` and `pump.drain()` itself."""
 
     settings: ProvisionerSettings
     store: Store
@@ -78,18 +96,70 @@ class Services:
     pools: Pools
     usage: Usage
     hosts: Hosts
+    reconciler: Reconciler
+    pump: Pump
+    context: Context
+    capacity: Capacity
+    _loops: list[asyncio.Task[None]] = field(default_factory=list, repr=False)
 
     async def start(self) -> None:
-        """Read the keys and begin the background work."""
-        raise NotImplementedError
+        """Read the keys and begin the background work.
+
+        Raises:
+            ShoalError: UNAVAILABLE when the store does not answer.
+        """
+        await self.signer.refresh()
+        self._loops.append(asyncio.create_task(self.reconciler.run(), name="reconciler"))
+        self._loops.append(asyncio.create_task(self.pump.run(), name="queue"))
 
     async def close(self) -> None:
         """End the background work; hosts go on. Store, blobs, agents and capacity stay the caller's to close."""
-        raise NotImplementedError
+        for task in self._loops:
+            task.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        self._loops.clear()
+        await self.context.background.close()
+
+    async def end_hosts(self) -> None:
+        """End every host and stop scaling: for the end of a service on one machine. Call it while the internal routes
+        still answer, so that hosts can flush their journals and report what ended.
+
+        Raises:
+            CapacityError: Some could not be ended; calling again tries again.
+        """
+        for task in self._loops:
+            task.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        self._loops.clear()
+        instances = await self.capacity.instances()
+        await self.capacity.stop([instance.id for instance in instances])
+        for instance in instances:
+            await self.hosts.leave(instance.host)
+            await self.hosts.forget(instance.host)
 
     async def counts(self) -> Counts:
-        """What there is now."""
-        raise NotImplementedError
+        """What there is now: reads the live lists, so it is for a page that is asked for every few seconds."""
+        store = self.context.store
+        hosts = [load(Host, item.item) for item in await store.query_all(keys.HOSTS)]
+        now = self.clock.now()
+        sessions: Counter[str] = Counter()
+        for tenant in await store.query_all(keys.TENANTS):
+            entries = await store.query_all(f"LIVE#{tenant.key.sk}")
+            found = await store.get_many([keys.session(entry.item["session"]) for entry in entries])
+            sessions.update(str(item.item["state"]) for item in found if item is not None)
+        waiting = [
+            load(Queued, item.item)
+            for pool in self.settings.pools
+            for item in await store.query_all(f"QUEUE#{pool.name}")
+        ]
+        oldest = min((entry.created_at for entry in waiting), default=now)
+        return Counts(
+            sessions=dict(sessions),
+            hosts=dict(Counter(host.state.value for host in hosts)),
+            queue=len(waiting),
+            queue_age_s=(now - oldest).total_seconds(),
+            warm=sum(report.ready for host in hosts for report in host.warm),
+        )
 
 
 def build_services(
@@ -102,6 +172,61 @@ def build_services(
     signer: RouteSigner,
     settings: ProvisionerSettings,
     replica: str,
+    builder: Builder | None = None,
+    ids: Ids = new_id,
+    chance: random.Random | None = None,
 ) -> Services:
-    """Wire the use cases. `replica` names this process among its equals; `signer` is shared with the agent client."""
-    raise NotImplementedError
+    """Wire the use cases.
+
+    Args:
+        signer: Shared with the agent client.
+        replica: Names this process among its equals.
+        builder: Makes images from recipes, references and archives; None answers those with NOT_IMPLEMENTED.
+        ids: Makes an id of a kind.
+        chance: For placement's draw and for jitter; None seeds one.
+    """
+    chance = chance or random.Random()
+    steady = SteadyStore(store, clock, chance)
+    context = Context(
+        store=steady,
+        blobs=blobs,
+        agents=agents,
+        clock=clock,
+        ids=ids,
+        settings=settings,
+        signer=signer,
+        replica=replica,
+        chance=chance,
+        waiters=Waiters(clock),
+        fleet=Fleet(steady, clock, settings),
+        sources=Sources(steady, blobs),
+        demand=DemandLog(clock),
+        background=Background(),
+        wake_queue=Wake(clock),
+        wake_reconciler=Wake(clock),
+    )
+    sessions = Sessions(context)
+    snapshots = Snapshots(context)
+    images = Images(context, builder)
+    usage = Usage(context)
+    departure = Departure(context, sessions)
+    executor = Executor(context, capacity, sessions, departure)
+    heartbeats = Heartbeats(context, sessions, snapshots, usage, departure)
+    return Services(
+        settings=settings,
+        store=steady,
+        blobs=blobs,
+        clock=clock,
+        auth=Auth(steady, clock),
+        signer=signer,
+        sessions=sessions,
+        snapshots=snapshots,
+        images=images,
+        pools=Pools(context),
+        usage=usage,
+        hosts=Hosts(context, heartbeats, departure),
+        reconciler=Reconciler(context, capacity, executor, sessions, snapshots, images, store),
+        pump=Pump(context, sessions.placing),
+        context=context,
+        capacity=capacity,
+    )

@@ -21,7 +21,7 @@ DEADLINE_S = 10.0
 _CONNECT_S = 3.0
 
 
-class HttpAgentClient:
+class HttpAgents:
     """The `AgentClient` port. Make and use it inside one event loop."""
 
     def __init__(self, signer: RouteSigner, *, deadline_s: float = DEADLINE_S) -> None:

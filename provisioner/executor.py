@@ -1,0 +1,175 @@
+"""Carries out a plan, step by step; it decides nothing. Every step may be repeated, and one that fails leaves the
+others to be done: the next tick plans what is still missing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable
+from dataclasses import dataclass
+
+from provisioner import keys
+from provisioner.auth import hash_secret
+from provisioner.capacity.port import Capacity, CapacityError, HostStart
+from provisioner.context import Context, log
+from provisioner.departure import Departure
+from provisioner.lifecycle import HOST, move
+from provisioner.model import Host, HostOrders, PoolState, dump, load, replace
+from provisioner.plan import Plan, SetLevels
+from provisioner.sessions import Sessions, records
+from provisioner.store.port import Absent, ConditionFailed, Delete, Put, VersionIs
+from shoal.contract.base import HostId, SessionId
+from shoal.contract.errors import ShoalError
+from shoal.contract.states import EndReason, HostState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A step that failed."""
+
+    step: str
+    reason: str
+
+
+class Executor:
+    """Applies plans."""
+
+    def __init__(
+        self, context: Context, capacity: Capacity, sessions: Sessions, departure: Departure
+    ) -> None:
+        self._context = context
+        self._capacity = capacity
+        self._sessions = sessions
+        self._departure = departure
+
+    async def execute(self, plan: Plan) -> list[Failure]:
+        """Do all of it; answers what failed."""
+        failures: list[Failure] = []
+
+        async def step(name: str, work: Awaitable[object]) -> None:
+            try:
+                await work
+            except (ShoalError, CapacityError, ConditionFailed) as error:
+                log.warning("plan.step_failed", step=name, reason=str(error))
+                failures.append(Failure(step=name, reason=str(error)))
+
+        for state in plan.pools:
+            await step("pool", self._pool(state))
+        for lost in plan.lose:
+            await step("lose", self._departure.gone(lost.host, lost.detail))
+        for host in plan.drain:
+            await step("drain", self._drain(host, drain=True))
+        for host in plan.undrain:
+            await step("undrain", self._drain(host, drain=False))
+        for levels in plan.levels:
+            await step("levels", self._levels(levels))
+        for pool, count in plan.start.items():
+            await step("start", self._start(pool, count))
+        if plan.stop:
+            for stop in plan.stop:
+                log.info("host.stopping", host_id=stop.host, reason=stop.reason)
+            # Ending a host takes seconds; nothing else waits for it.
+            self._context.background.start(
+                self._stop([(stop.instance, stop.host) for stop in plan.stop]), "stop hosts"
+            )
+        for host in plan.forget:
+            await step("forget", self._departure.forget(host))
+        for session in plan.expire:
+            await step("expire", self._expire(session))
+        for pool, id in plan.drop:
+            await step("drop", self._context.store.transact([Delete(key=keys.prepare(pool, id))]))
+        return failures
+
+    async def _pool(self, state: PoolState) -> None:
+        await self._context.store.transact([Put(key=keys.pool(state.name), item=dump(state))])
+
+    async def _start(self, pool: str, count: int) -> None:
+        context = self._context
+        starts: list[HostStart] = []
+        for _ in range(count):
+            id = HostId(context.ids("hst"))
+            token = f"{id}.{secrets.token_urlsafe(32)}"
+            host = Host(
+                id=id,
+                pool=pool,
+                state=HostState.STARTING,
+                instance="",
+                created_at=context.clock.now(),
+                join_hash=hash_secret(token),
+            )
+            # The record first: a machine without one is an orphan, and is ended.
+            await context.store.transact([Put(key=keys.host(id), item=dump(host), conditions=(Absent(),))])
+            starts.append(HostStart(host=id, pool=pool, join_token=token))
+        log.info("hosts.starting", pool=pool, count=count)
+        try:
+            await self._capacity.start(starts)
+        except CapacityError as error:
+            there = {instance.host for instance in await self._capacity.instances()}
+            for start in starts:
+                if start.host not in there:
+                    await self._departure.forget(start.host)
+            await self._note_failure(pool, error.reason)
+            raise
+
+    async def _note_failure(self, pool: str, reason: str) -> None:
+        store = self._context.store
+        stored = await store.get(keys.pool(pool))
+        state = load(PoolState, stored.item) if stored else PoolState(name=pool)
+        await self._pool(
+            replace(
+                state,
+                failures=state.failures + 1,
+                last_failure_at=self._context.clock.now(),
+                last_failure=reason,
+            )
+        )
+
+    async def _stop(self, instances: list[tuple[str, HostId]]) -> None:
+        try:
+            await self._capacity.stop([instance for instance, _ in instances])
+        except CapacityError as error:
+            log.warning("plan.step_failed", step="stop", reason=error.reason)
+            return
+        for _, host in instances:
+            await self._departure.gone(host, "Its machine was ended.", state=HostState.GONE)
+        self._context.wake_reconciler.set()
+
+    async def _drain(self, id: HostId, *, drain: bool) -> None:
+        context = self._context
+        for _ in range(5):
+            stored, ordered = await context.store.get_many([keys.host(id), keys.orders(id)])
+            if stored is None:
+                return
+            host = load(Host, stored.item)
+            wanted = HostState.DRAINING if drain else HostState.READY
+            if host.state is wanted or host.state not in (HostState.DRAINING, HostState.READY):
+                return
+            orders = load(HostOrders, ordered.item) if ordered else HostOrders(host=id)
+            new = replace(host, state=move(HOST, host.state, wanted), drain=drain)
+            try:
+                await context.store.transact(
+                    [
+                        Put(key=stored.key, item=dump(new), conditions=(VersionIs(version=stored.version),)),
+                        Put(key=keys.orders(id), item=dump(replace(orders, drain=drain))),
+                    ]
+                )
+            except ConditionFailed:
+                continue
+            context.fleet.stale()
+            context.wake_queue.set()
+            log.info("host.draining" if drain else "host.ready", host_id=id)
+            return
+
+    async def _levels(self, change: SetLevels) -> None:
+        key = keys.orders(change.host)
+        stored = await self._context.store.get(key)
+        orders = load(HostOrders, stored.item) if stored else HostOrders(host=change.host)
+        condition = VersionIs(version=stored.version) if stored else Absent()
+        new = replace(orders, warm=change.levels)
+        await self._context.store.transact([Put(key=key, item=dump(new), conditions=(condition,))])
+
+    async def _expire(self, id: SessionId) -> None:
+        found = await records.read(self._context.store, id)
+        if found is not None and found.session.expires_at <= self._context.clock.now():
+            await self._sessions.ending.end(
+                found, EndReason.TTL, "Its time ended while it waited for capacity."
+            )

@@ -1,0 +1,134 @@
+"""The loop that keeps hosts and records as they should be: observe, plan, execute; when woken, and now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import Protocol, runtime_checkable
+
+from provisioner import keys
+from provisioner.capacity.port import Capacity, CapacityError
+from provisioner.context import Context, log
+from provisioner.executor import Executor
+from provisioner.images import Images
+from provisioner.model import Group, load
+from provisioner.observe import observe, policy_of
+from provisioner.plan import Plan
+from provisioner.planner import plan
+from provisioner.sessions import Sessions
+from provisioner.sessions.groups import STALE_S
+from provisioner.snapshots import Snapshots
+from provisioner.store.port import ConditionFailed
+from shoal.contract.base import HostId
+from shoal.contract.errors import ShoalError
+from shoal.contract.states import HostState
+
+#: Seconds between rounds of what need not be done at every tick.
+_CHORES_S = 15.0
+_CLEAN_S = 300.0
+#: Seconds between two ticks at the least.
+_AT_LEAST_S = 0.1
+_GONE = frozenset({HostState.LOST, HostState.GONE})
+
+
+@runtime_checkable
+class Cleans(Protocol):
+    """A store that has to be told to drop what expired."""
+
+    async def clean(self, now: datetime, *, limit: int = 1000) -> int: ...
+
+
+class Reconciler:
+    """One tick at a time. `last` is the plan of the last one."""
+
+    def __init__(
+        self,
+        context: Context,
+        capacity: Capacity,
+        executor: Executor,
+        sessions: Sessions,
+        snapshots: Snapshots,
+        images: Images,
+        raw_store: object,
+    ) -> None:
+        self._context = context
+        self._capacity = capacity
+        self._executor = executor
+        self._sessions = sessions
+        self._snapshots = snapshots
+        self._images = images
+        self._raw_store = raw_store
+        self._policy = policy_of(context.settings)
+        self._chores_at: float | None = None
+        self._cleaned_at: float | None = None
+        self.last = Plan()
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        while True:
+            try:
+                await self.tick()
+            except (ShoalError, CapacityError, ConditionFailed) as error:
+                log.warning("reconcile.failed", reason=str(error))
+            except Exception:  # noqa: BLE001 - the loop's top: logged, and tried again
+                log.exception("reconcile.broke")
+            # Who wakes it in a burst wakes it for all: a look at everything is not for every one of them.
+            await self._context.clock.sleep(_AT_LEAST_S)
+            await self._context.wake_reconciler.wait(self._context.settings.reconcile_s)
+
+    async def tick(self) -> Plan:
+        """Observe, plan, execute once; answers the plan."""
+        context = self._context
+        await context.demand.flush(context.store)
+        view = await observe(context, self._capacity)
+        decided = plan(view, self._policy, context.clock.now())
+        if not decided.empty:
+            log.info(
+                "reconcile.plan",
+                start=dict(decided.start),
+                lose=[each.host for each in decided.lose],
+                drain=list(decided.drain),
+                undrain=list(decided.undrain),
+                stop=[each.instance for each in decided.stop],
+                levels=len(decided.levels),
+                expire=len(decided.expire),
+            )
+            await self._executor.execute(decided)
+        self.last = decided
+        now = context.clock.monotonic()
+        if self._chores_at is None or now - self._chores_at >= _CHORES_S:
+            self._chores_at = now
+            there = frozenset(host.view.id for host in view.hosts if host.state not in _GONE)
+            await self._chores(there)
+        return decided
+
+    async def _chores(self, hosts: frozenset[HostId]) -> None:
+        chores: list[tuple[str, Callable[[], Awaitable[object]]]] = [
+            ("keys", self._context.signer.refresh),
+            ("groups", self._groups),
+            ("images", self._images.recover),
+            ("snapshots", lambda: self._snapshots.recover(hosts)),
+            ("clean", self._clean),
+        ]
+        for name, chore in chores:
+            try:
+                await chore()
+            except (ShoalError, ConditionFailed) as error:
+                log.warning("chore.failed", chore=name, reason=str(error))
+
+    async def _groups(self) -> None:
+        """Finish groups that their makers left."""
+        stale = self._context.clock.now() - timedelta(seconds=STALE_S)
+        for stored in await self._context.store.query_all(keys.GROUPS):
+            group = load(Group, stored.item)
+            if group.created_at < stale:
+                await self._sessions.groups.resume(group)
+
+    async def _clean(self) -> None:
+        now = self._context.clock.monotonic()
+        if isinstance(self._raw_store, Cleans) and (
+            self._cleaned_at is None or now - self._cleaned_at >= _CLEAN_S
+        ):
+            self._cleaned_at = now
+            while await self._raw_store.clean(self._context.clock.now()) >= 1000:
+                continue
