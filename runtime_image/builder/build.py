@@ -22,6 +22,7 @@ from runtime_image.builder.manifest import (
 )
 from runtime_image.builder.progress import Progress, silent
 from runtime_image.builder.recipe import load_recipe
+from runtime_image.builder.sources import choose_suite
 from runtime_image.layers import PackedLayer, pack, remove_tree
 from runtime_image.layers.entries import Entry
 
@@ -45,7 +46,11 @@ def build_recipe(
         BuildError: Typed by its `reason`.
     """
     loaded = load_recipe(recipe_path)
+    wanted_suite = loaded.recipe.suite
+    loaded = loaded.with_suite(choose_suite(wanted_suite))
     recipe = loaded.recipe
+    if recipe.suite != wanted_suite:
+        progress("suite", wanted=wanted_suite, used=recipe.suite)
     digest = loaded.digest
     cached = None if cache is None else cache / digest.removeprefix("sha256:")
     if cached is not None and not rebuild:

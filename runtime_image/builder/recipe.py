@@ -93,6 +93,10 @@ class LoadedRecipe(BaseModel):
     recipe: Recipe
     contents: dict[str, tuple[bytes, int]]
 
+    def with_suite(self, suite: str) -> LoadedRecipe:
+        """The same recipe from another release."""
+        return self.model_copy(update={"recipe": self.recipe.model_copy(update={"suite": suite})})
+
     @property
     def digest(self) -> str:
         """Names what the image is made from; equal digests share a cached build."""

@@ -12,7 +12,6 @@ from runtime_image.builder.errors import BuildError, BuildReason
 
 # What else belongs to a release: its updates and its security fixes.
 _POCKETS = ("", "-updates", "-security", "/updates")
-_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # Settings of the machine's apt without which its mirrors may not be reachable.
 _KEPT_SETTINGS = re.compile(
     r'^(Acquire::(?:http|https)::[^ ]*|Acquire::Retries|Acquire::Check-Valid-Until) "(.*)";$'
@@ -21,7 +20,11 @@ _KEPT_SETTINGS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class AptSource:
-    """One archive, as apt's one-line format says it."""
+    """One archive, as apt's one-line format says it.
+
+    Attributes:
+        signed_by: Path of its keyring; None leaves it to mmdebstrap, which knows the distributions' own.
+    """
 
     uri: str
     suite: str
@@ -32,6 +35,37 @@ class AptSource:
         """The line for a sources.list."""
         options = f"[signed-by={self.signed_by}] " if self.signed_by else ""
         return f"deb {options}{self.uri} {self.suite} {' '.join(self.components)}"
+
+
+def machine_suite(os_release: Path = Path("/etc/os-release")) -> str | None:
+    """The release this machine runs, by its code name; None when it does not say."""
+    try:
+        match = re.search(r'^VERSION_CODENAME="?([a-z-]+)"?$', os_release.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return match.group(1) if match else None
+
+
+def choose_suite(
+    wanted: str, apt_dir: Path = Path("/etc/apt"), os_release: Path = Path("/etc/os-release")
+) -> str:
+    """The release to build from: the wanted one where the machine has a source of it, else its own.
+
+    So an Ubuntu machine builds the same packages from its own archive, and needs no mirror it was not
+    given.
+
+    Raises:
+        BuildError: `no_mirror`: it has a source of neither.
+    """
+    try:
+        machine_sources(wanted, apt_dir)
+    except BuildError:
+        own = machine_suite(os_release)
+        if own is None or own == wanted:
+            raise
+        machine_sources(own, apt_dir)
+        return own
+    return wanted
 
 
 def machine_sources(suite: str, apt_dir: Path = Path("/etc/apt")) -> list[AptSource]:
@@ -87,7 +121,7 @@ def _one_line(text: str) -> list[AptSource]:
                 uri=uri,
                 suite=suite,
                 components=tuple(components.split()),
-                signed_by=signed_by or _default_keyring(),
+                signed_by=signed_by,
             )
         )
     return sources
@@ -118,11 +152,7 @@ def _deb822(text: str) -> list[AptSource]:
                         uri=uri,
                         suite=suite,
                         components=tuple(fields.get("components", "").split()),
-                        signed_by=signed_by or _default_keyring(),
+                        signed_by=signed_by,
                     )
                 )
     return sources
-
-
-def _default_keyring() -> str | None:
-    return _KEYRING if Path(_KEYRING).exists() else None

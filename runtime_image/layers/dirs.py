@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from types import TracebackType
 
@@ -130,6 +131,9 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
     """Removes a directory and all below it, at any depth, without following a symlink.
 
     Nothing there is fine; something that is no directory is unlinked.
+
+    Raises:
+        OSError: EBUSY at a mount point: what another filesystem holds is not touched.
     """
     try:
         stack = DirStack(path, follow=False)
@@ -158,8 +162,11 @@ def empty_directory(dir_fd: int) -> None:
 
 
 def _empty(stack: DirStack) -> None:
+    device = os.fstat(stack.fd).st_dev
     while True:
         fd = stack.fd
+        if os.fstat(fd).st_dev != device:
+            raise OSError(errno.EBUSY, "a mount point in a tree to remove", "/".join(stack.names)[:200])
         below = None
         with os.scandir(fd) as found:
             for item in found:

@@ -279,3 +279,19 @@ def test_unpacking_over_something_is_refused(tree: Path, tmp_path: Path) -> None
     _, blob = packed_bytes(tree)
     with pytest.raises(FileExistsError):
         restore(blob, tree)
+
+
+def test_removing_a_tree_stops_at_a_mount(tmp_path: Path) -> None:
+    """What somebody mounted into a tree is not deleted with it."""
+    made, other = tmp_path / "made", tmp_path / "made/point"
+    other.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", other], check=True)
+    try:
+        (other / "precious").write_text("x")
+        with pytest.raises(OSError, match="mount point"):
+            remove_tree(made)
+        assert (other / "precious").read_text() == "x"
+    finally:
+        subprocess.run(["umount", other], check=True)
+    remove_tree(made)
+    assert not made.exists()
