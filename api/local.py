@@ -13,8 +13,9 @@ from api.home import Home
 from api.options import UpOptions
 from provisioner.agents.http import HttpAgents
 from provisioner.blobs.local import LocalBlobs
+from provisioner.builders.local import LocalBuilder
 from provisioner.capacity.local import LocalCapacity
-from provisioner.capacity.port import Capacity, HostStart
+from provisioner.capacity.port import HostStart
 from provisioner.clock import SystemClock
 from provisioner.route_tokens import RouteSigner
 from provisioner.services import Services, build_services
@@ -31,11 +32,6 @@ class Local:
     """A machine's own service."""
 
     services: Services
-    capacity: Capacity
-
-    async def end_hosts(self) -> None:
-        """End every host of this home, also those that an earlier server started."""
-        await self.capacity.stop([instance.id for instance in await self.capacity.instances()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,5 +127,17 @@ async def open_local(options: UpOptions, home: Home, url: str) -> AsyncIterator[
             signer=signer,
             settings=settings,
             replica=f"local-{os.getpid()}",
+            builder=LocalBuilder(
+                blobs,
+                [sys.executable, "-m", "runtime_image.builder"],
+                work=home.path / "builds",
+                cache=_build_cache(),
+            ),
         )
-        yield Local(services=services, capacity=capacity)
+        yield Local(services=services)
+
+
+def _build_cache() -> Path:
+    """Where built images are kept by the digest of their recipe; `make setup` fills it too."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("SHOAL_CACHE") or Path(base) / "shoal") / "builds"

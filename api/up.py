@@ -103,7 +103,7 @@ async def _run(options: UpOptions, home: Home, listener: socket.socket) -> None:
             log.info("server.stopping")
             front.drain()
             # Hosts first: they flush journals and report what ended while somebody still listens.
-            await local.end_hosts()
+            await local.services.end_hosts()
     log.info("server.stopped")
 
 
