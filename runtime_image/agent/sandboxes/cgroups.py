@@ -254,6 +254,20 @@ class KillGroup:
         return True
 
 
+def bound_processes(layout: CgroupLayout, cgroup_name: str, most: int) -> None:
+    """Makes an agent's top cgroup and bounds what all its sandboxes together may have of processes."""
+    (layout.unified / cgroup_name).mkdir(exist_ok=True)
+    if layout.kind == "v2":
+        # What runc does as well for its first container: limits need the controllers on in the parent.
+        for parent in (layout.unified, layout.unified / cgroup_name):
+            _write(parent / "cgroup.subtree_control", "+cpu +memory +pids")
+        pids = layout.unified / cgroup_name
+    else:
+        pids = layout.controllers["pids"] / cgroup_name
+        pids.mkdir(exist_ok=True)
+    _write(pids / "pids.max", str(most))
+
+
 def remove_top(layout: CgroupLayout, cgroup_name: str) -> None:
     """Removes an agent's own top cgroup where it is empty."""
     for root in layout.hierarchies():

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from runtime_image.agent.sandboxes import cgroups, disks, launch, leftovers, records
+from runtime_image.agent.sandboxes import cgroups, disks, host, launch, leftovers, records
 from runtime_image.agent.sandboxes.cgroups import CgroupLayout, KillGroup
 from runtime_image.agent.sandboxes.identities import IdentityPool
 from runtime_image.agent.sandboxes.machinery import Machinery
@@ -44,6 +45,12 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+@dataclasses.dataclass
+class _CountedLock:
+    lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
 class SandboxRuntime:
     """The sandboxes of one agent on this machine.
 
@@ -54,8 +61,7 @@ class SandboxRuntime:
     def __init__(self, settings: RuntimeSettings, *, now: Callable[[], datetime] = _utc_now) -> None:
         self._settings = settings
         self._now = now
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._locks: dict[str, _CountedLock] = {}
         self._machinery: Machinery | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._starts = asyncio.Semaphore(_STARTS_AT_ONCE)
@@ -78,8 +84,6 @@ class SandboxRuntime:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        while self._stopping:
-            await asyncio.wait(set(self._stopping))
         await self._in_thread(self._ready().identities.close)
         self._close()
 
@@ -111,7 +115,6 @@ class SandboxRuntime:
         """Kills a sandbox and removes everything of it. Repeatable, from any half-made state."""
         async with self._lock(sandbox_id):
             await self._in_thread(teardown, self._ready(), sandbox_id)
-        self._locks.pop(sandbox_id, None)
 
     async def set_limits(self, sandbox: Sandbox, limits: Limits) -> None:
         """Sets cpu, memory and pids of a running sandbox; disk, shm and open files stay as started."""
@@ -208,12 +211,13 @@ class SandboxRuntime:
             fcntl.flock(self._home_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise SandboxRuntimeError(f"another runtime uses {settings.home}") from None
-        for directory in (settings.run_dir, settings.run_dir / settings.cgroup_name):
-            directory.mkdir(parents=True, exist_ok=True)
-            directory.chmod(0o711)
+        _make_passable(settings.run_dir, settings.cgroup_name)
+        layout = CgroupLayout.detect()
+        host.raise_ceilings()
+        host.keep_room_for_the_host(layout, settings.cgroup_name)
         machinery = Machinery(
             settings=settings,
-            layout=CgroupLayout.detect(),
+            layout=layout,
             identities=IdentityPool(
                 id_base=settings.id_base,
                 id_count=settings.id_count,
@@ -258,8 +262,17 @@ class SandboxRuntime:
         except FileNotFoundError as error:
             raise SandboxGone(sandbox.sandbox_id) from error
 
-    def _lock(self, sandbox_id: str) -> asyncio.Lock:
-        return self._locks.setdefault(sandbox_id, asyncio.Lock())
+    @contextlib.asynccontextmanager
+    async def _lock(self, sandbox_id: str) -> AsyncIterator[None]:
+        counted = self._locks.setdefault(sandbox_id, _CountedLock())
+        counted.users += 1
+        try:
+            async with counted.lock:
+                yield
+        finally:
+            counted.users -= 1
+            if not counted.users:
+                del self._locks[sandbox_id]
 
     def _ready(self) -> Machinery:
         if self._machinery is None:
@@ -270,7 +283,22 @@ class SandboxRuntime:
         return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     async def _in_thread(self, work: Callable[..., _T], *arguments: object) -> _T:
-        return await self._submit(work, *arguments)
+        future = self._submit(work, *arguments)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # A thread cannot be interrupted, and what it works on must not be worked on by another.
+            await asyncio.wait([future])
+            raise
+
+
+def _make_passable(run_dir: Path, name: str) -> None:
+    # Another agent that ends at this moment may remove the shared directory while it is still empty.
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            run_dir.mkdir(parents=True, exist_ok=True, mode=0o711)
+            (run_dir / name).mkdir(exist_ok=True, mode=0o711)
+            return
 
 
 def _make_skeleton(directory: Path, guest_mount: str) -> Path:

@@ -305,6 +305,7 @@ done(True)
         ("request a key", 249, "b'user', b'absent', 0, 0"),
         ("userfaultfd", 323, "1"),
         ("io_uring", 425, "1, ctypes.create_string_buffer(120)"),
+        ("the machine's asynchronous I/O contexts", 206, "65536, ctypes.create_string_buffer(8)"),
         ("handles of files", 304, "-1, ctypes.create_string_buffer(struct.pack('=Ii', 0, 0)), 0"),
         ("quotactl", 179, "1 << 30, 0, 0, 0"),
         ("modify_ldt", 154, "0, ctypes.create_string_buffer(16), 16"),

@@ -358,3 +358,64 @@ async def test_a_neighbours_processes_and_files_are_invisible(make_box: Any) -> 
     ran = await two.sh("ls /tmp /dev/shm; ps; ls /proc | grep -c '^[0-9]'")
     assert "mine" not in ran.stdout
     assert "sleep" not in ran.stdout
+
+
+async def test_what_programs_need_still_works(make_box: Any) -> None:
+    """Threads (clone3 is refused, libc falls back), debuggers of own children, terminals, sockets, chroot, ids."""
+    box = await make_box(python=True)
+    found = (
+        await box.py(
+            PRELUDE
+            + """
+import multiprocessing, pty, subprocess, tempfile, threading
+works = {}
+def threads():
+    seen = []
+    for thread in [threading.Thread(target=lambda: seen.append(1)) for _ in range(8)]:
+        thread.start(); thread.join()
+    return len(seen) == 8
+def debugger():
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    seized = libc.ptrace(0x4206, pid, 0, 0)
+    os.kill(pid, 9)
+    return seized == 0
+def terminal():
+    master, slave = pty.openpty()
+    os.write(slave, b'x\\n')
+    return os.ttyname(slave).startswith('/dev/pts/') and os.read(master, 9) == b'x\\r\\n'
+def localhost():
+    with socket.create_server(('localhost', 0)) as server, socket.create_connection(server.getsockname()) as client:
+        return client.getpeername()[0] == '127.0.0.1'
+def other_user():
+    pid = os.fork()
+    if pid == 0:
+        os.setgroups([]); os.setresgid(1000, 1000, 1000); os.setresuid(1000, 1000, 1000)
+        with tempfile.TemporaryFile() as file:
+            os._exit(0 if os.fstat(file.fileno()).st_uid == 1000 else 1)
+    return os.waitpid(pid, 0)[1] == 0
+def change_root():
+    pid = os.fork()
+    if pid == 0:
+        os.chroot('/tmp'); os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+def devices():
+    return os.read(os.open('/dev/urandom', os.O_RDONLY), 4) and os.read(os.open('/dev/zero', os.O_RDONLY), 2) == b'\\0\\0'
+def processors():
+    return os.cpu_count() == len(os.sched_getaffinity(0)) and os.path.exists('/sys/devices/system/cpu/online')
+def semaphores():
+    return multiprocessing.get_context('fork').Lock().acquire()
+def bind_low_port():
+    return socket.create_server(('127.0.0.1', 80)) is not None
+for check in (threads, debugger, terminal, localhost, other_user, change_root, devices, processors, semaphores,
+              bind_low_port):
+    try:
+        works[check.__name__] = bool(check())
+    except Exception as error:
+        works[check.__name__] = repr(error)
+print(json.dumps(works))
+"""
+        )
+    ).json()
+    assert {name: result for name, result in found.items() if result is not True} == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -13,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from runtime_image.agent.sandboxes import RuntimeSettings, Sandbox, SandboxRuntime, SandboxSpec, StartFailed
+from runtime_image.agent.sandboxes import (
+    RuntimeSettings,
+    Sandbox,
+    SandboxRuntime,
+    SandboxRuntimeError,
+    SandboxSpec,
+    StartFailed,
+    overlay,
+)
 from runtime_image.agent.sandboxes.launch import START_STEPS
 from runtime_image.agent.sandboxes.teardown import TEARDOWN_STEPS
 
@@ -218,3 +227,72 @@ async def test_a_sweep_finds_what_no_record_names(
         assert await runtime.sweep(set()) == ["lost"]
     assert not Path(f"/proc/{pid}/cwd").exists()
     assert not directory.exists()
+
+
+async def test_layers_are_attached_for_a_moment_on_older_kernels(
+    runtime: SandboxRuntime,
+    images: Any,
+    settings: RuntimeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    left_of: Any,
+) -> None:
+    """Before Linux 6.15 overlayfs refuses detached layers; the other way leaves as little behind."""
+    real = overlay._mount
+    refused: list[Path] = []
+
+    def refuse_once(trees: Any, target: Path, flags: int) -> None:
+        if not refused:
+            refused.append(target)
+            raise OSError(22, "scripted")
+        real(trees, target, flags)
+
+    monkeypatch.setattr(overlay, "_mount", refuse_once)
+    sandbox = await runtime.start(SandboxSpec(sandbox_id="old", layers=(images.busybox,)))
+    assert refused
+    assert runtime.alive(sandbox)
+    # The disk, and nothing of the layers.
+    assert len(left_of(settings.home, "none").mounts) == 1
+    close(sandbox)
+
+
+async def test_starts_and_stops_of_one_id_never_meet(runtime: SandboxRuntime, images: Any) -> None:
+    """In whatever order they come, each finds the sandbox whole or absent."""
+    spec = SandboxSpec(sandbox_id="busy", layers=(images.busybox,))
+
+    async def start() -> None:
+        with contextlib.suppress(SandboxRuntimeError):
+            close(await runtime.start(spec))
+
+    for _ in range(3):
+        await asyncio.gather(
+            start(), runtime.stop("busy"), start(), runtime.stop("busy"), runtime.stop("busy")
+        )
+    await runtime.stop("busy")
+    assert runtime._locks == {}
+    assert runtime._ready().identities.leased_count() == 0
+
+
+async def test_a_cancelled_stop_is_finished_before_anything_else(
+    runtime: SandboxRuntime, images: Any
+) -> None:
+    """The next start of the same id waits for the teardown that goes on in its thread."""
+    spec = SandboxSpec(sandbox_id="again", layers=(images.busybox,))
+    close(await runtime.start(spec))
+    stopping = asyncio.create_task(runtime.stop("again"))
+    await asyncio.sleep(0.001)
+    stopping.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await stopping
+    second = await runtime.start(spec)
+    assert runtime.alive(second)
+    close(second)
+
+
+async def test_all_sandboxes_together_leave_the_host_processes(
+    runtime: SandboxRuntime, settings: RuntimeSettings
+) -> None:
+    """The agent's top cgroup is bounded below the machine's limit."""
+    layout = runtime._ready().layout
+    root = layout.unified if layout.kind == "v2" else layout.controllers["pids"]
+    most = int((root / settings.cgroup_name / "pids.max").read_text())
+    assert most < int(Path("/proc/sys/kernel/threads-max").read_text())

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime_image.agent.sandboxes import Limits, NotSupported
+from runtime_image.agent.sandboxes import Limits, NotSupported, host
 from runtime_image.agent.sandboxes.cgroups import (
     CgroupLayout,
     SandboxCgroup,
+    bound_processes,
     cpu_quota_usec,
     cpu_shares,
     cpu_weight,
@@ -143,3 +144,22 @@ def test_a_cgroup_goes_with_its_groups(tmp_path: Path) -> None:
     assert cgroup.exists()
     cgroup.remove(timeout_s=1)
     assert not cgroup.exists()
+
+
+def test_processes_of_all_sandboxes_are_bounded_on_pure_v2(tmp_path: Path) -> None:
+    """Controllers are switched on above, the bound is set on the agent's cgroup."""
+    fill(tmp_path / "shoal", {"cgroup.subtree_control": "", "pids.max": "max"})
+    (tmp_path / "cgroup.subtree_control").write_text("")
+    bound_processes(CgroupLayout(kind="v2", unified=tmp_path, controllers={}), "shoal", 99)
+    assert (tmp_path / "shoal" / "pids.max").read_text() == "99"
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+
+
+def test_ceilings_are_raised_never_lowered(tmp_path: Path) -> None:
+    """And a machine that refuses is left alone."""
+    fill(tmp_path / "kernel", {"pid_max": "32768"})
+    fill(tmp_path / "fs", {"file-max": str(2**63 - 1)})
+    host.raise_ceilings(tmp_path)
+    assert (tmp_path / "kernel" / "pid_max").read_text() == "4194304"
+    assert (tmp_path / "fs" / "file-max").read_text() == str(2**63 - 1)
+    host.raise_ceilings(tmp_path / "absent")
