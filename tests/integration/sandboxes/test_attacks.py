@@ -401,7 +401,7 @@ def change_root():
         os.chroot('/tmp'); os._exit(0)
     return os.waitpid(pid, 0)[1] == 0
 def devices():
-    return os.read(os.open('/dev/urandom', os.O_RDONLY), 4) and os.read(os.open('/dev/zero', os.O_RDONLY), 2) == b'\\0\\0'
+    return open('/dev/urandom', 'rb').read(4) and open('/dev/zero', 'rb').read(2) == b'\\0\\0'
 def processors():
     return os.cpu_count() == len(os.sched_getaffinity(0)) and os.path.exists('/sys/devices/system/cpu/online')
 def semaphores():
