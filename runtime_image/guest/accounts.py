@@ -10,6 +10,7 @@ import os
 import stat
 from errno import EINVAL, ENOENT
 
+PASSWD, GROUP = "/etc/passwd", "/etc/group"
 _FILE_LIMIT = 1 << 20
 
 
@@ -41,7 +42,7 @@ def find_account(user: str | None) -> Account:
         raise OSError(EINVAL, f"not a user: {user!r}")
     number = _number(wanted)
     entry = None
-    for fields in _entries("/etc/passwd", 7):
+    for fields in _entries(PASSWD, 7):
         # A name may look like a number; the name wins, as in useradd's own tools.
         if fields[0] == wanted or (entry is None and number is not None and _number(fields[2]) == number):
             entry = fields
@@ -62,7 +63,7 @@ def find_account(user: str | None) -> Account:
     if wanted_group:
         return Account(uid, _find_group(wanted_group), [], name, home, shell)
     groups = []
-    for fields in _entries("/etc/group", 4):
+    for fields in _entries(GROUP, 4):
         member_of = _number(fields[2])
         if member_of is not None and name in fields[3].split(",") and member_of not in groups:
             groups.append(member_of)
@@ -83,7 +84,7 @@ def find_ids(owner: str) -> tuple[int, int]:
 
 def _find_group(wanted: str) -> int:
     number = _number(wanted)
-    for fields in _entries("/etc/group", 4):
+    for fields in _entries(GROUP, 4):
         if fields[0] == wanted:
             number = _number(fields[2])
             break

@@ -66,6 +66,8 @@ class Tape:
     def skip(self, offset: int) -> None:
         """Go on at `offset`: bytes from `total` to there are known to be lost."""
         if offset > self.total:
+            # A hole ends the head, also one that is not full.
+            self.head_limit = min(self.head_limit, self.total)
             self.total = self._contiguous_from = offset
 
     def next_kept(self, offset: int) -> int:
