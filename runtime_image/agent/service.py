@@ -169,11 +169,15 @@ class SandboxService:
             self.end(before, EndReason.DELETED, "replaced")
             await before.wait_while("starting", "running", "paused", "ending", timeout_s=_PREDECESSOR_WAIT_S)
         size = disk_class(self._runtime, spec.resources.disk_mib)
-        key = WarmKey(digest=spec.source.digest, substrate=spec.substrate, disk_mib=size)
+        # The /dev/shm of a warm sandbox cannot be changed any more.
+        key = (
+            WarmKey(digest=spec.source.digest, substrate=spec.substrate, disk_mib=size)
+            if spec.resources.shm_mib == WARM_SHM_MIB
+            else None
+        )
         reservation = self._admit(spec, key, size)
         hosted = self.record(spec, reservation)
-        warm_key = key if spec.resources.shm_mib == WARM_SHM_MIB else None
-        hosted.bring_up = asyncio.create_task(self._bring_up(hosted, warm_key))
+        hosted.bring_up = asyncio.create_task(self._bring_up(hosted, key))
         return hosted
 
     def record(self, spec: SandboxStart, reservation: Reservation) -> Hosted:
@@ -224,7 +228,7 @@ class SandboxService:
             details={"short_of": short_of, "asked": asked, "left": left},
         )
 
-    def _admit(self, spec: SandboxStart, key: WarmKey, disk_mib: int) -> Reservation:
+    def _admit(self, spec: SandboxStart, key: WarmKey | None, disk_mib: int) -> Reservation:
         if self._short_of_disk():
             raise self._refusal("disk_free_mib", self._limits.disk_floor_mib, 0)
         ask = Reservation(
@@ -238,7 +242,7 @@ class SandboxService:
             sessions=self.held(),
             warm=warm,
             ask=ask,
-            keep=self._warm.peek(key),
+            keep=self._warm.peek(key) if key is not None else None,
         )
         if isinstance(decision, Refusal):
             raise self._refusal(decision.short_of, decision.asked, decision.left)

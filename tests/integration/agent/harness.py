@@ -46,7 +46,7 @@ from shoal.contract.sessions import Resources
 from shoal.contract.states import Substrate
 
 HOST = HostId("hst_test")
-HOST_TOKEN = "host-token"  # noqa: S105 - of a test
+HOST_TOKEN = "host-token"
 SMALL = Resources(cpu_millis=1000, memory_mib=256, disk_mib=256, pids=128)
 
 
