@@ -13,7 +13,7 @@ from pathlib import Path
 
 from runtime_image.builder.build import build_layer, build_recipe, compose, copy_image
 from runtime_image.builder.errors import BuildError
-from runtime_image.builder.manifest import ImageManifest, LayerRole, blob_name
+from runtime_image.builder.manifest import ImageManifest, LayerRole, blob_name, machine_architecture
 from runtime_image.builder.oci import import_oci, import_tar
 from runtime_image.builder.progress import StderrProgress
 from runtime_image.builder.workspace import build_workspace, fetch_source, load_workspace
@@ -66,10 +66,15 @@ def _run(options: argparse.Namespace, progress: StderrProgress) -> dict[str, obj
             manifest = compose(base, (layer,), name=f"{base.name}-{spec.name}", tag=spec.version)
             manifest.save(out)
             return {**_told(manifest, out), "workspace_layer": layer.digest}
+        name, tag = spec.name, spec.version
     else:
         layer = build_layer(
             options.dir, out, prefix=options.prefix, role=LayerRole(options.role), name=options.name
         )
+        name, tag = options.name or options.role, "latest"
+    # An image of the layer alone: registered, it can be put over any base.
+    alone = ImageManifest(name=name, tag=tag, architecture=machine_architecture(), layers=(layer,))
+    alone.save(out)
     return {**layer.model_dump(mode="json"), "blob": str(out / blob_name(layer.digest))}
 
 
