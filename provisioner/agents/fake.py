@@ -28,13 +28,14 @@ from shoal.contract.states import EndReason, Substrate
 
 @dataclass
 class FakeHost:
-    """One host. `cold` sandboxes stay `starting` until `run_all`; `warm` is how many of each key are ready."""
+    """One host. `cold` sandboxes stay `starting` until `run_all`; a `full` host refuses all."""
 
     id: HostId
     address: str
     capacity: Capacity
     cold: bool = False
     reachable: bool = True
+    full: bool = False
     draining: bool = False
     beat: int = 0
     boot_id: str = "boot"
@@ -137,6 +138,7 @@ class FakeAgents:
                 or held.memory_mib + asked.memory_mib > agent.capacity.memory_mib
                 or held.disk_mib + asked.disk_mib > agent.capacity.disk_mib
                 or agent.draining
+                or agent.full
             ):
                 raise ShoalError(ErrorCode.HOST_REFUSED, "full")
             agent.starts[start.session] = start

@@ -37,7 +37,7 @@ def decode_cursor(cursor: str | None) -> str | None:
     if cursor is None:
         return None
     try:
-        return base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        return base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError) as error:
         raise ShoalError(
             ErrorCode.INVALID_REQUEST, "This cursor is not one of ours.", details={"fields": ["cursor"]}
@@ -149,13 +149,14 @@ class Queries:
         session = (await records.read_own(self._context.store, who, id)).session
         stored = await self._context.store.query_all(keys.session(id).pk, prefix="EV#")
         events = [wire.Event.model_validate(item.item) for item in stored]
-        events.append(
+        events.insert(
+            0,
             wire.Event(
                 at=session.created_at,
                 kind="session.created",
                 message="The session was created.",
                 data={"image": session.source.image, "snapshot": session.source.snapshot},
-            )
+            ),
         )
         if session.end is not None and session.ended_at is not None:
             events.append(
