@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from runtime_image.agent.tokens import TokenVerifier
 
 
+#: How long input for a step waits for its process to start; one that is queued behind others may take longer.
+_START_S = 10.0
+
+
 class ActionRoutes:
     """`/v1/sessions/{session}/actions...`, for session tokens."""
 
@@ -166,7 +170,7 @@ class ActionRoutes:
         """Feed a step's open stdin."""
         hosted = self.hosted(request, write=True)
         write = await read_model(request, StdinWrite, limit_bytes=8 << 20)
-        process, id = self._process(hosted, request)
+        process, id = await self._process(hosted, request)
         try:
             data = to_bytes(write.data, write.encoding)
         except ValueError:
@@ -187,7 +191,7 @@ class ActionRoutes:
         """Set the size of a step's terminal."""
         hosted = self.hosted(request, write=True)
         size = await read_model(request, TtyResize)
-        process, id = self._process(hosted, request)
+        process, id = await self._process(hosted, request)
         try:
             await process.resize(size.rows, size.cols)
         except LinkClosedError:
@@ -196,9 +200,12 @@ class ActionRoutes:
             raise ShoalError(ErrorCode.ACTION_NOT_RUNNING, f"Action {id} has no terminal.") from error
         return json_response(b"{}")
 
-    def _process(self, hosted: Hosted, request: Request):  # type: ignore[no-untyped-def]
+    async def _process(self, hosted: Hosted, request: Request):  # type: ignore[no-untyped-def]
         id = request.path_params["action"]
         run = actions_of(hosted).get(id)
+        if run is not None and run.process is None and not run.settled.is_set():
+            # A step that was just taken is about to start: whoever sent it may feed it at once.
+            await _first(run.process_changed, run.settled, timeout_s=_START_S)
         if run is None or run.process is None:
             raise ShoalError(ErrorCode.ACTION_NOT_RUNNING, f"Action {id} does not run.")
         return run.process, id
@@ -280,6 +287,16 @@ async def _wait(run: ActionRun, timeout_s: float, *, settled: bool = False) -> N
             await event.wait()
     except TimeoutError:
         pass
+
+
+async def _first(*events: asyncio.Event, timeout_s: float) -> None:
+    """Return when one of them is set, or the time is over."""
+    tasks = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _answer(hosted: Hosted, run: ActionRun, *, replayed: bool = False) -> Response:
