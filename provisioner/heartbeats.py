@@ -193,6 +193,9 @@ class Heartbeats:
                 return Verdict.KEEP
             await ending.finished(session.id, session.epoch, status)
             return Verdict.FORGET
+        if status.state == "starting" and session.state in (SessionState.RUNNING, SessionState.PAUSED):
+            # The report was on its way when the sandbox told whoever started it that it runs.
+            return Verdict.UNSETTLED
         new = with_status(session, status, self._context.clock.now())
         if self._worth_noting(session, new, before):
             await self._context.store.transact([records.save(new, found.version)])

@@ -148,6 +148,18 @@ async def test_a_cold_start_is_starting_until_its_host_says_otherwise(world: Wor
     assert session.phase is None
 
 
+async def test_a_report_that_was_overtaken_by_the_start_changes_nothing(world: World) -> None:
+    """A heartbeat may say `starting` after the start's own answer said `running`: it is late, not a move back."""
+    host = await world.host()
+    id = await world.create()
+    late = host.heartbeat(world.clock.now())
+    sandboxes = [status.model_copy(update={"state": "starting"}) for status in late.sandboxes]
+    await world.services.hosts.heartbeat(host.id, late.model_copy(update={"sandboxes": sandboxes}))
+    assert (await world.services.sessions.get(WHO, id)).state is SessionState.RUNNING
+    await world.beat()
+    assert (await world.services.sessions.get(WHO, id)).state is SessionState.RUNNING
+
+
 async def test_a_failed_start_is_tried_again_and_then_fails(world: World) -> None:
     """Starts are tried a few times, each in its own epoch; then the session ends with the cause."""
     host = await world.host(cold=True)
