@@ -116,6 +116,8 @@ class Connection:
             raise OperationError(7, f"a request of {len(packed)} bytes; {wire.REQUEST_LIMIT} are allowed")
         ident = next(self._ids)
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        # The link may end while nobody waits for this answer any more.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._requests[ident] = future
         self._send_pieces(ident, packed, list(fds.values()))
         return ident, future
