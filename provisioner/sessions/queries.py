@@ -82,7 +82,7 @@ class Queries:
     ) -> wire.SessionPage:
         """One page of the live sessions, or of the ended ones when their state is asked for."""
         limit = page_size(self._context, limit)
-        if name is not None and state not in _OVER:
+        if name is not None and run is not None and state not in _OVER:
             return await self._by_name(who, run, name, state, labels)
         if state in _OVER:
             pk = f"ENDED#{who.tenant}"
