@@ -45,7 +45,7 @@ async def main():
         link = await GuestLink.connect(box.sock, timeout_s=20)
         group = runtime.kill_group(box, "step")
         process = await link.spawn(
-            ProcessSpec(process_id="step", command="(setsid sleep 1000 &) ; head -c 3 /dev/zero | wc -c; mknod /dev/x c 1 3"),
+            ProcessSpec(process_id="step", command=order["command"]),
             procs_fd=group.procs_fd,
         )
         await process.wait()
@@ -72,13 +72,14 @@ def test_start_kill_group_freeze_and_stop_on_pure_v2(settings: RuntimeSettings, 
     order = {
         "home": str(settings.home), "run_dir": str(settings.run_dir), "guest_dir": str(settings.guest_dir),
         "cgroup_name": settings.cgroup_name, "id_base": settings.id_base, "layer": str(images.busybox),
+        "command": "(setsid sleep 1000 &) ; head -c 3 /dev/zero | wc -c; mknod /dev/x c 1 3",
     }  # fmt: skip
     prepare = "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup"
     if CgroupLayout.detect().kind == "v2":
         pytest.skip("this machine is pure v2: all other tests are this one")
+    private = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{prepare} && exec "$@"', "sh"]
     ran = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{prepare} && exec "$@"', "sh"]
-        + [sys.executable, "-c", SCRIPT, json.dumps(order)],
+        [*private, sys.executable, "-c", SCRIPT, json.dumps(order)],
         capture_output=True,
         text=True,
         timeout=120,
