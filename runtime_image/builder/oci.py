@@ -25,7 +25,7 @@ from runtime_image.builder.manifest import (
     machine_architecture,
 )
 from runtime_image.builder.progress import Progress, silent
-from runtime_image.layers import LayerError, remove_tree, squash, unpack
+from runtime_image.layers import LayerError, dress_implied, remove_tree, squash, unpack
 from runtime_image.layers.entries import Entry, Kind
 from runtime_image.layers.walk import walk
 
@@ -162,10 +162,16 @@ def _layers(
 ) -> Iterator[ImageLayer]:
     to_squash = max(1, len(blobs) - MAX_IMPORTED_LAYERS + 1)
     trees: list[Path] = []
+    below: list[Path] = []
     for number, blob in enumerate(blobs):
         progress("unpack", layer=number + 1, layers=len(blobs))
         tree = scratch / f"layer{number}"
-        _unpacked(blob, tree, f"layer {number + 1}", expect_digest=f"sha256:{blob.name}")
+        what = f"layer {number + 1}"
+        implied = _unpacked(blob, tree, what, expect_digest=f"sha256:{blob.name}")
+        try:
+            dress_implied(tree, implied, [*below, *trees])
+        except LayerError as error:
+            raise BuildError(BuildReason.BAD_ARCHIVE, f"{what}: {error}") from error
         trees.append(tree)
         if number + 1 < to_squash:
             continue
@@ -180,7 +186,7 @@ def _layers(
         bottom = number + 1 == to_squash
         packed = write_blob(tree, out, keep=image_filter() if bottom else _no_sockets)
         yield layer_of(packed, LayerRole.BASE, name)
-        remove_tree(tree)
+        below.append(tree)
 
 
 def _is_clean_bottom(tree: Path) -> bool:
@@ -191,9 +197,9 @@ def _no_sockets(entry: Entry) -> bool:
     return entry.kind not in (Kind.SOCKET, Kind.DEVICE)
 
 
-def _unpacked(blob: Path, tree: Path, what: str, *, expect_digest: str | None = None) -> None:
+def _unpacked(blob: Path, tree: Path, what: str, *, expect_digest: str | None = None) -> tuple[str, ...]:
     try:
-        unpack(blob, tree, max_bytes=MAX_LAYER_BYTES, expect_digest=expect_digest)
+        return unpack(blob, tree, max_bytes=MAX_LAYER_BYTES, expect_digest=expect_digest).implied
     except LayerError as error:
         raise BuildError(BuildReason.BAD_ARCHIVE, f"{what}: {error}") from error
 

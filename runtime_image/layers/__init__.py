@@ -2,7 +2,7 @@
 
 from runtime_image.layers.cache import CachedLayer, LayerCache
 from runtime_image.layers.changes import Changes, changes
-from runtime_image.layers.copy import copy_tree, dress_root, flush
+from runtime_image.layers.copy import copy_tree, dress_implied, dress_root, flush
 from runtime_image.layers.delta import Delta, delta
 from runtime_image.layers.dirs import remove_tree
 from runtime_image.layers.errors import (
@@ -34,6 +34,7 @@ __all__ = [
     "changes",
     "copy_tree",
     "delta",
+    "dress_implied",
     "dress_root",
     "flush",
     "index",

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from runtime_image.layers.dirs import open_root
+from runtime_image.layers.changes import LowerView
+from runtime_image.layers.dirs import DirStack, open_root
+from runtime_image.layers.errors import TreeUnsupported
 from runtime_image.layers.pack import Counts, feed
 from runtime_image.layers.treesink import TreeSink
-from runtime_image.layers.walk import walk
+from runtime_image.layers.walk import entry_at, walk
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -45,8 +49,33 @@ def dress_root(upper: Path, layer: Path) -> None:
         layer: The topmost of the lowers.
     """
     with TreeSink(upper) as sink:
-        root = next(walk(layer)).entry
-        sink.put(replace(root, opaque=False))
+        sink.put(replace(next(walk(layer)).entry, opaque=False))
+
+
+def dress_implied(tree: Path, implied: Sequence[str], lowers: Sequence[Path]) -> None:
+    """Gives a layer's directories that had no entry of their own what the lowers say of them.
+
+    Args:
+        tree: A layer just unpacked.
+        implied: Its `UnpackedLayer.implied`.
+        lowers: Bottom first.
+
+    Raises:
+        TreeUnsupported: Where the lowers have a symlink or a file, so that the layer's own content would
+            appear in another place than its maker meant.
+    """
+    with ExitStack() as opened:
+        view = LowerView([opened.enter_context(DirStack(layer)) for layer in lowers])
+        with TreeSink(tree) as sink:
+            for path in sorted(implied):
+                if not path:
+                    continue
+                below = view.find(path)
+                if below is None:
+                    continue
+                if not below.is_directory:
+                    raise TreeUnsupported(f"{path[:200]!r} is no directory in the layers below")
+                sink.put(replace(entry_at(path, below.name, below.stat, below.dir_fd), opaque=False))
 
 
 def flush(tree: Path) -> None:

@@ -65,12 +65,8 @@ class DirStack:
         self._fds.pop()
         self._names.pop()
 
-    def goto(self, names: list[str], *, make: bool = False) -> int:
-        """Moves to the directory with these components.
-
-        Args:
-            make: Create what is missing on the way, as 0755 of root.
-        """
+    def goto(self, names: list[str]) -> int:
+        """Moves to the directory with these components and returns its descriptor."""
         common = 0
         for ours, theirs in zip(self._names, names, strict=False):
             if ours != theirs:
@@ -79,16 +75,26 @@ class DirStack:
         while len(self._names) > common:
             self.leave()
         for name in names[common:]:
+            self.enter(name)
+        return self.fd
+
+    def make(self, names: list[str]) -> list[int]:
+        """Moves as `goto` and creates what is missing on the way, as root's and 0755.
+
+        Returns:
+            The depths that were created; 1 is a child of the root.
+        """
+        made = []
+        for depth in range(1, len(names) + 1):
             try:
-                self.enter(name)
+                self.goto(names[:depth])
             except FileNotFoundError:
-                if not make:
-                    raise
-                os.mkdir(name, 0o755, dir_fd=self.fd)
-                fd = self.enter(name)
+                os.mkdir(names[depth - 1], 0o755, dir_fd=self.fd)
+                fd = self.enter(names[depth - 1])
                 os.fchmod(fd, 0o755)
                 os.utime(fd, ns=(0, 0))
-        return self.fd
+                made.append(depth)
+        return made
 
     def close(self) -> None:
         """Closes everything. May be called twice."""

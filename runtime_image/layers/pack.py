@@ -57,6 +57,8 @@ class UnpackedLayer:
         digest: Of the blob as it was read.
         uncompressed_bytes: Of the tar inside.
         skipped: Paths left out because a layer cannot hold them (device nodes), at most 100 named.
+        implied: Directories without an entry of their own, made because something lies in them: root's
+            and 0755. Over another layer they would hide what its directory is really like.
     """
 
     path: Path
@@ -65,6 +67,7 @@ class UnpackedLayer:
     uncompressed_bytes: int
     entries: int
     skipped: tuple[str, ...] = ()
+    implied: tuple[str, ...] = ()
 
 
 class BlobWriter:
@@ -273,6 +276,7 @@ def unpack(
         uncompressed_bytes=reader.tell(),
         entries=counts.entries,
         skipped=tuple(counts.skipped),
+        implied=tuple(sorted(sink.implied)),
     )
 
 

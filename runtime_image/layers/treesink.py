@@ -20,6 +20,8 @@ _CHUNK = 1024 * 1024
 _SMALL_BYTES = 128 * 1024
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
 _WHITEOUT_DEVICE = os.makedev(0, 0)
+# New files take over their directory's, so directories get theirs last.
+_INHERITED_XATTR = "system.posix_acl_default"
 _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_ID = 0xFFFFFFFE  # 0xFFFFFFFF means "leave as it is" to chown
 _MAX_TIME_S = 1 << 34
@@ -42,6 +44,9 @@ class Sink(Protocol):
 class TreeSink:
     """Writes entries below a directory, in overlayfs form, never outside of it.
 
+    Attributes:
+        implied: Directories that were made only because something lies in them, as root's and 0755.
+
     A later entry replaces an earlier one of the same path, as one layer over another would: a
     directory that takes the place of something else, or of a whiteout, is opaque.
 
@@ -60,6 +65,8 @@ class TreeSink:
         """
         self._stack = DirStack(root)
         self._directory_times: dict[str, int] = {}
+        self._inherited: dict[str, bytes] = {}
+        self.implied: set[str] = set()
         self._marks = marks
         self._clones = True
         self._kernel_copies = True
@@ -91,7 +98,7 @@ class TreeSink:
     def make_opaque(self, path: str) -> None:
         """Hides what lower layers have in that directory; creates it when missing."""
         try:
-            fd = self._stack.goto(_split(path), make=True)
+            fd = self._into(_split(path))
             if self._marks:
                 os.setxattr(fd, OPAQUE_XATTR, b"y")
         except OSError as error:
@@ -121,19 +128,24 @@ class TreeSink:
         for known in [known for known in self._directory_times if known.startswith(prefix) and known != path]:
             del self._directory_times[known]
         try:
-            empty_directory(self._stack.goto(_split(path), make=True))
-        except OSError as error:
-            raise _refusal(error, path) from error
+            fd = self._stack.goto(_split(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return  # nothing there, or something that the directory is about to replace
+        empty_directory(fd)
 
     def finish(self) -> None:
-        """Sets the directories' times, which every write below them has disturbed."""
+        """Sets what writing below a directory would disturb or spread: times and default ACLs."""
         for path in sorted(self._directory_times):
             when = self._directory_times[path]
             try:
-                os.utime(self._stack.goto(_split(path)), ns=(when, when))
+                fd = self._stack.goto(_split(path))
             except (FileNotFoundError, NotADirectoryError):
                 continue  # replaced since
+            if path in self._inherited:
+                os.setxattr(fd, _INHERITED_XATTR, self._inherited[path])
+            os.utime(fd, ns=(when, when))
         self._directory_times.clear()
+        self._inherited.clear()
 
     def _put(self, entry: Entry, content: Content | None) -> None:
         if not (0 <= entry.uid <= _MAX_ID and 0 <= entry.gid <= _MAX_ID):
@@ -176,6 +188,7 @@ class TreeSink:
 
     def _directory(self, entry: Entry) -> None:
         opaque = entry.opaque
+        self.implied.discard(entry.path)
         if entry.path:
             parent, name = self._place(entry.path)
             try:
@@ -189,8 +202,11 @@ class TreeSink:
         else:
             fd = self._stack.goto([])
         for key in os.listxattr(fd):
-            if keeps_xattr(key) and key not in entry.xattrs:
+            if keeps_xattr(key) and (key not in entry.xattrs or key == _INHERITED_XATTR):
                 os.removexattr(fd, key)
+        self._inherited.pop(entry.path, None)
+        if _INHERITED_XATTR in entry.xattrs:
+            self._inherited[entry.path] = entry.xattrs[_INHERITED_XATTR]
         _dress(fd, entry)
         if opaque and self._marks:
             os.setxattr(fd, OPAQUE_XATTR, b"y")
@@ -222,7 +238,15 @@ class TreeSink:
         names = _split(path)
         if not names:
             raise LayerRefused("the root can only be a directory", path)
-        return self._stack.goto(names[:-1], make=True), names[-1]
+        return self._into(names[:-1]), names[-1]
+
+    def _into(self, names: list[str]) -> int:
+        try:
+            return self._stack.goto(names)
+        except FileNotFoundError:
+            for made in self._stack.make(names):
+                self.implied.add("/".join(names[:made]))
+            return self._stack.fd
 
     def _fill(self, fd: int, entry: Entry, content: Content) -> None:
         source = content.fileno()
@@ -268,7 +292,7 @@ def _dress(fd: int, entry: Entry) -> None:
     os.fchown(fd, entry.uid, entry.gid)
     os.fchmod(fd, entry.mode & 0o7777)
     for key, value in entry.xattrs.items():
-        if keeps_xattr(key):
+        if keeps_xattr(key) and key != _INHERITED_XATTR:
             os.setxattr(fd, key, value)
     when = _clamped(entry.mtime_ns)
     os.utime(fd, ns=(when, when))

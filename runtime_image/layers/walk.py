@@ -109,7 +109,7 @@ def walk(
     with DirStack(tree) as stack:
         fd = stack.fd
         st = os.fstat(fd)
-        root = _entry("", "", st, fd, xattrs)
+        root = entry_at("", "", st, fd, xattrs)
         yield Found(entry=root, stat=st, dir_fd=fd, name=".", under_opaque=root.opaque, merged=True)
         levels = [_Level(sorted(os.listdir(fd)), "", root.opaque, not root.opaque)]
         while levels:
@@ -124,7 +124,7 @@ def walk(
             fd = stack.fd
             try:
                 st = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                entry = _entry(level.prefix + name, name, st, fd, xattrs)
+                entry = entry_at(level.prefix + name, name, st, fd, xattrs)
             except FileNotFoundError as error:
                 if live:
                     continue
@@ -148,7 +148,12 @@ def content_of(found: Found) -> tuple[int, FileContent]:
     return fd, FileContent(fd, found.stat)
 
 
-def _entry(path: str, name: str, st: os.stat_result, dir_fd: int, with_xattrs: bool) -> Entry:
+def entry_at(path: str, name: str, st: os.stat_result, dir_fd: int, with_xattrs: bool = True) -> Entry:
+    """Describes what an open directory has under a name, as an entry at `path`.
+
+    Raises:
+        TreeUnsupported: A layer cannot say it.
+    """
     if len(path) > MAX_PATH_BYTES // 4 and len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise TreeUnsupported(f"a path of over {MAX_PATH_BYTES} bytes: {path[:100]!r}...")
     kind = kind_of(st)

@@ -232,6 +232,31 @@ def test_a_hostile_layer_is_typed(layout: Callable[..., Path], tmp_path: Path) -
     assert "layer 1" in refused.value.detail
 
 
+def test_a_layer_without_its_directories_changes_none(layout: Callable[..., Path], tmp_path: Path) -> None:
+    """Some tools write `tmp/file` without an entry for `tmp`: it keeps the mode that the base gave it."""
+    shared = tarfile.TarInfo("tmp")
+    shared.type, shared.mode, shared.uid = tarfile.DIRTYPE, 0o1777, 7
+    path = layout([tar_of(shared, ("bin", None)), tar_of(("tmp/new/file", b"x"))])
+    manifest = import_oci(f"oci:{path}:image", tmp_path / "out", name="a", tag="1")
+    assert shown(manifest, tmp_path / "out", tmp_path / "shown") == {"tmp/new/file": b"x"}
+    seen = (tmp_path / "shown/root/tmp").stat()
+    assert (seen.st_mode & 0o7777, seen.st_uid) == (0o1777, 7)
+    assert (tmp_path / "shown/root/tmp/new").stat().st_mode & 0o7777 == 0o755
+
+
+def test_a_layer_that_writes_through_a_lower_symlink_is_refused(
+    layout: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Its files would hide the symlink instead of landing behind it; the image would be quietly broken."""
+    symlink = tarfile.TarInfo("lib")
+    symlink.type, symlink.linkname = tarfile.SYMTYPE, "usr/lib"
+    path = layout([tar_of(("usr", None), ("usr/lib", None), symlink), tar_of(("lib/new", b"x"))])
+    with pytest.raises(BuildError) as refused:
+        import_oci(f"oci:{path}:image", tmp_path / "out", name="a", tag="1")
+    assert refused.value.reason is BuildReason.BAD_ARCHIVE
+    assert "layer 2: 'lib'" in refused.value.detail
+
+
 def test_another_architecture_is_refused(layout: Callable[..., Path], tmp_path: Path) -> None:
     """An image that cannot run here says so at once, not at its first command."""
     path = layout(architecture="s390x")

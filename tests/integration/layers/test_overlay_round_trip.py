@@ -9,6 +9,7 @@ import io
 import os
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -85,7 +86,7 @@ def picture(root: Path, *, sockets: bool = False) -> dict[str, tuple[object, ...
         xattrs = {
             key: os.getxattr(full, key, follow_symlinks=False)
             for key in os.listxattr(full, follow_symlinks=False)
-            if key.startswith("user.") or key == "security.capability"
+            if key.startswith(("user.", "system.posix_acl_")) or key == "security.capability"
         }
         links = None
         if not stat.S_ISDIR(meta.st_mode) and meta.st_nlink > 1:
@@ -133,6 +134,7 @@ operations = st.one_of(
     st.tuples(st.just("setxattr"), paths, st.sampled_from(["user.one", "user.a=b%3D"]), contents),
     st.tuples(st.just("removexattr"), paths, st.just("user.one")),
     st.tuples(st.just("capability"), paths),
+    st.tuples(st.just("acl"), paths, st.sampled_from(["access", "default"])),
     st.tuples(st.just("utime"), paths, st.sampled_from([0, -1_500_000_000, 1_700_000_000_123_456_789])),
     st.tuples(st.just("sparse"), paths, st.sampled_from([1 << 20, (1 << 20) + 77])),
 )
@@ -140,6 +142,17 @@ histories = st.lists(operations, max_size=12)
 
 # VFS_CAP_REVISION_2 with cap_net_raw, permitted and effective.
 _CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
+# linux/posix_acl_xattr.h: version 2, then (tag, permissions, id) of owner, user 1000, group, mask, others.
+_ACL = struct.pack("<I", 2) + b"".join(
+    struct.pack("<HHI", *line)
+    for line in [
+        (0x01, 7, 0xFFFFFFFF),
+        (0x02, 5, 1000),
+        (0x04, 5, 0xFFFFFFFF),
+        (0x10, 5, 0xFFFFFFFF),
+        (0x20, 0, 0xFFFFFFFF),
+    ]
+)
 
 
 def perform(root: Path, operation: tuple[object, ...]) -> None:
@@ -181,6 +194,8 @@ def perform(root: Path, operation: tuple[object, ...]) -> None:
             os.removexattr(full, str(rest[0]))
         elif name == "capability" and os.path.isfile(full):
             os.setxattr(full, "security.capability", _CAPABILITY)
+        elif name == "acl":
+            os.setxattr(full, f"system.posix_acl_{rest[0]}", _ACL)
         elif name == "utime":
             os.utime(full, ns=(0, int(str(rest[0]))))
         elif name == "sparse" and not os.path.isdir(full):
