@@ -18,7 +18,7 @@ from .process import Process
 from .reaper import Reaper
 from .spawn import failure, start_exec
 from .system import harden
-from .workers import start_worker
+from .workers import READING, start_worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class Guest:
         self._pieces: dict[int, tuple[bytearray, list[int]]] = {}
         self._greeted = 0
         self._residents: dict[str, Residents] = {}
-        # Helpers at work: request id -> pid.
-        self._workers: dict[int, int] = {}
+        # Helpers at work: request id -> pid, operation.
+        self._workers: dict[int, tuple[int, str]] = {}
 
     def drop(self, process: Process) -> None:
         """Know nothing of `process` any more."""
@@ -93,8 +93,9 @@ class Guest:
             process.detach()
         self._handles.clear()
         # Their pipes led to the agent that is gone.
-        for pid in self._workers.values():
-            os.kill(pid, _signal.SIGKILL)
+        for pid, operation in self._workers.values():
+            if operation in READING:
+                os.kill(pid, _signal.SIGKILL)
         self._workers.clear()
         self._greeted += 1
         shells = [
@@ -140,10 +141,8 @@ class Guest:
         if op == "spawn":
             self._spawn(ident, request, fds.get("procs"))
         elif op == "forget":
-            process = self.processes.get(request["id"])
-            if process is not None:
-                process.forget()
-                self.drop(process)
+            for name in request["ids"]:
+                self._forget(name)
             self.reply(ident, {})
         elif op == "list":
             after = request.get("after") or ""
@@ -160,8 +159,8 @@ class Guest:
         elif op == "file":
             self._file(ident, request, fds)
         elif op == "cancel":
-            pid = self._workers.get(request["request"])
-            if pid is not None:
+            pid, operation = self._workers.get(request["request"], (0, ""))
+            if operation in READING:
                 os.kill(pid, _signal.SIGKILL)
             self.reply(ident, {})
         elif op == "resize":
@@ -176,7 +175,7 @@ class Guest:
         except OSError as err:
             self.reply(ident, failure(err.errno or 0, err.strerror or str(err), "fork"))
             return
-        self._workers[ident] = pid
+        self._workers[ident] = (pid, request["do"])
         greeted = self._greeted
 
         def ended(status: int, usage: struct_rusage) -> None:
@@ -187,7 +186,15 @@ class Guest:
 
         self.reaper.expect(pid, ended)
 
+    def _forget(self, name: str) -> None:
+        process = self.processes.get(name)
+        if process is not None:
+            process.forget()
+            self.drop(process)
+
     def _spawn(self, ident: int, spec: dict[str, Any], procs_fd: int | None) -> None:
+        for done in spec.get("forget", ()):
+            self._forget(done)
         name, handle = spec["id"], spec["handle"]
         if name in self.processes:
             self.reply(ident, failure(EEXIST, f"process {name} exists", "request"))

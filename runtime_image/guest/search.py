@@ -116,11 +116,11 @@ def _matches(
         counts["skipped"] += 1
         return
     counts["files"] += 1
-    text = data.decode("utf-8", "surrogateescape")
+    # A carriage return before a line end is part of the end, so that `$` means what people mean.
+    text = data.decode("utf-8", "surrogateescape").replace("\r\n", "\n")
     if prefilter is not None and prefilter.search(text) is None:
         return
     for number, line in enumerate(text.split("\n"), 1):
-        line = line.removesuffix("\r")
         if pattern.search(line) is not None:
             yield number, line
 

@@ -32,6 +32,9 @@ CHUNK = Struct("<I")
 ITEM, BYTES, RESULT = 1, 2, 3
 # Largest body of a BYTES record and of a chunk.
 PIECE = 1 << 20
+# Operations that leave nothing half done when they are killed. The others end by themselves, soon
+# or when their pipe does, and clean up.
+READING = ("read", "open", "list", "search", "stat")
 
 
 class Sink:

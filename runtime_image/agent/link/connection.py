@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from runtime_image.guest import wire
-from runtime_image.guest.pack import dumps
 
 from .errors import LinkClosedError, LinkViolationError, OperationError
-from .pipes import unpack_map
+from .pipes import pack_map, unpack_map
 from .process import GuestProcess
 from .records import GuestHello
 from .transport import Transport
@@ -59,7 +58,7 @@ class Connection:
         assert greeting is not None
         try:
             hello = {"version": wire.VERSION, "nonce": link._nonce}
-            link._transport.send(wire.frame(wire.HELLO, 0, 0, dumps(hello)))
+            link._transport.send(wire.frame(wire.HELLO, 0, 0, pack_map(hello)))
             async with asyncio.timeout(timeout_s):
                 link.hello = await greeting
         except TimeoutError:
@@ -111,7 +110,7 @@ class Connection:
     ) -> tuple[int, asyncio.Future[dict[str, Any]]]:
         """Send a request; `finish_request` or `abandon_request` must follow."""
         self.check_open()
-        packed = dumps({**body, "fds": list(fds)})
+        packed = pack_map({**body, "fds": list(fds)})
         if len(packed) > wire.REQUEST_LIMIT:
             raise OperationError(7, f"a request of {len(packed)} bytes; {wire.REQUEST_LIMIT} are allowed")
         ident = next(self._ids)
@@ -148,7 +147,7 @@ class Connection:
         if cancel:
             other = next(self._ids)
             self._abandoned.add(other)
-            self._send_pieces(other, dumps({"op": "cancel", "request": ident}), ())
+            self._send_pieces(other, pack_map({"op": "cancel", "request": ident}), ())
 
     def _send_pieces(self, ident: int, packed: bytes, fds: Sequence[int]) -> None:
         for start in range(0, len(packed), wire.BODY_LIMIT):

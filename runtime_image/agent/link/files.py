@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from runtime_image.guest.wire import WireError
-from runtime_image.guest.workers import BYTES, ITEM, RESULT
+from runtime_image.guest.workers import BYTES, ITEM, READING, RESULT
 
 from .errors import FileError, OperationError, WorkerKilledError
 from .pipes import ChunkWriter, RecordReader, make_pipe
@@ -74,7 +74,7 @@ class WorkerCall:
             os.close(their_in)
             self.writer = ChunkWriter(inlet)
         # One that writes ends by itself when its pipe does, and removes what it had begun.
-        self._may_kill = body["do"] in ("read", "open", "list", "search")
+        self._may_kill = body["do"] in READING
 
     async def next(self) -> tuple[int, Any]:
         """The next record; the one after the last is (0, None).

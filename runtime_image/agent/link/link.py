@@ -19,6 +19,10 @@ _ID_BYTES = 256
 # What a guest may claim to have kept for an agent that takes over: processes, and bytes of output.
 _KEPT_PROCESSES = 4096
 _KEPT_BYTES = 256 << 20
+# Ended processes that may wait to be forgotten: how many, how long, and how much one may keep meanwhile.
+_FORGET_BATCH = 32
+_FORGET_DELAY_S = 1.0
+_FORGET_AT_ONCE_BYTES = 64 << 10
 
 
 class GuestLink(Connection):
@@ -31,6 +35,8 @@ class GuestLink(Connection):
         super().__init__(sock)
         self._by_id: dict[str, GuestProcess] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._to_forget: list[str] = []
+        self._forget_timer: asyncio.TimerHandle | None = None
 
     # Processes.
 
@@ -112,7 +118,7 @@ class GuestLink(Connection):
         # From here on frames about it may come, also when the caller is cancelled while it starts.
         self._processes[handle] = process
         self._by_id[process_id] = process
-        request |= {"id": process_id, "handle": handle, "limit": limit}
+        request |= {"id": process_id, "handle": handle, "limit": limit, "forget": self._take_forgets()}
         try:
             answer = await self.request(request, {} if procs_fd is None else {"procs": procs_fd})
             process.pid = _pid(answer, self)
@@ -189,11 +195,37 @@ class GuestLink(Connection):
 
         A process that still runs goes on, but nothing is heard of it any more.
         """
-        await self.request({"op": "forget", "id": process_id})
+        await self.request({"op": "forget", "ids": [process_id]})
         process = self._by_id.get(process_id)
         if process is not None:
             self._drop(process)
             process.on_closed(LinkClosedError("the process was forgotten"))
+
+    def forget_later(self, process: GuestProcess) -> None:
+        """As `forget`, for a process that has ended: told to the guest with the next `spawn`, or soon.
+
+        It costs no frame of its own while actions follow each other. What kept much is told at once.
+        """
+        self._drop(process)
+        if self.closed.is_set():
+            return
+        self._to_forget.append(process.process_id)
+        kept = process.stdout.kept_bytes + process.stderr.kept_bytes
+        if kept > _FORGET_AT_ONCE_BYTES or len(self._to_forget) >= _FORGET_BATCH:
+            self._send_forgets()
+        elif self._forget_timer is None:
+            self._forget_timer = asyncio.get_running_loop().call_later(_FORGET_DELAY_S, self._send_forgets)
+
+    def _take_forgets(self) -> list[str]:
+        forgets, self._to_forget = self._to_forget, []
+        return forgets
+
+    def _send_forgets(self) -> None:
+        self._forget_timer = None
+        forgets = self._take_forgets()
+        if forgets and not self.closed.is_set():
+            ident, _ = self.begin_request({"op": "forget", "ids": forgets}, {})
+            self.abandon_request(ident, cancel=False)
 
     # Files. Each operation is a helper process of the guest, in the kill group of `procs_fd` if that
     # is given, and acts as `user` (as in ProcessSpec; None: root) from directory `cwd` (None: /).

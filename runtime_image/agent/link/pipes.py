@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -155,6 +155,12 @@ class ChunkWriter(_Pipe):
                 count -= len(pieces.pop(0))
             if pieces:
                 pieces[0] = pieces[0][count:]
+
+
+def pack_map(value: Mapping[str, Any]) -> bytes:
+    """What the guest reads as a map; its own packer, in Python, is for where there is no other."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors="surrogateescape")
+    return packed
 
 
 def unpack_map(body: memoryview) -> dict[str, Any]:

@@ -92,6 +92,10 @@ class Box:
         """A file of the guest's own /proc directory."""
         return Path(f"/proc/{self.popen.pid}/{name}").read_text()
 
+    def children(self) -> list[int]:
+        """Processes whose parent is the guest."""
+        return [int(pid) for pid in self.read(f"task/{self.popen.pid}/children").split()]
+
     def zombies(self) -> int:
         """Children of the guest that ended and were not reaped."""
         command = ["ps", "--ppid", str(self.popen.pid), "-o", "stat="]
