@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import common, terminal
-from shoal.cli.output import OURS, Fail, Json, phases, print_json
+from shoal.cli.output import OURS, Fail, Json, phases, print_json, stderr
 from shoal.client.errors import from_detail
 from shoal.client.results import ExecResult, result_of
 from shoal.client.sync_session import Session
@@ -44,6 +44,21 @@ def exit_code(result: ExecResult) -> int:
         return result.exit_code
     number = getattr(signal.Signals, f"SIG{result.signal}", None) if result.signal else None
     return 128 + int(number) if number is not None else OURS
+
+
+def _note(result: ExecResult) -> None:
+    """Says on stderr what an exit code alone does not."""
+    if result.error is not None:
+        told = f"cannot run it: {result.error.message} ({result.error.errno})"
+    elif result.oom_killed:
+        told = "it ran out of memory (--memory-mib of the session)"
+    elif result.timed_out:
+        told = "it ran into --timeout-s, and its whole process tree was killed"
+    elif result.signal is not None:
+        told = f"it was ended by signal {result.signal}"
+    else:
+        return
+    stderr().print(f"shoal: {told}", highlight=False, markup=False)
 
 
 class _Stopped(BaseException):
@@ -83,9 +98,9 @@ def _run_in(box: Session, command: list[str], *, tty: bool, as_json: bool, optio
             result = box.exec(line, **options)
             print_json(result)
             return exit_code(result)
-        if tty:
-            return exit_code(terminal.interact(box, line, options))
-        return exit_code(terminal.pipe(box, line, options))
+        result = (terminal.interact if tty else terminal.pipe)(box, line, options)
+        _note(result)
+        return exit_code(result)
 
 
 def exec_(

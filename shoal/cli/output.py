@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -51,8 +52,9 @@ Json = Annotated[
 
 
 def stdout() -> Console:
-    """Where results go."""
-    return Console(file=sys.stdout, soft_wrap=True)
+    """Where results go; not wrapped where nobody looks at it."""
+    width = None if sys.stdout.isatty() else 1000
+    return Console(file=sys.stdout, soft_wrap=True, width=width)
 
 
 def stderr() -> Console:
@@ -87,12 +89,17 @@ def emit(value: Any, text: str, *, as_json: bool) -> None:
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Rows for people."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
+    made = Table(box=None, pad_edge=False, header_style="bold", expand=False)
     for column in columns:
         made.add_column(column, overflow="fold")
     for row in rows:
         made.add_row(*("" if cell is None else str(cell) for cell in row))
     stdout().print(made)
+
+
+def when(time: datetime) -> str:
+    """A time for people, in their own zone."""
+    return f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def size(count: int) -> str:

@@ -8,7 +8,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shoal.cli import common
-from shoal.cli.output import Json, emit, print_json, stderr, table
+from shoal.cli.output import Json, emit, print_json, stderr, table, when
 from shoal.contract.pools import Prepared
 
 app = typer.Typer(
@@ -95,7 +95,7 @@ def prepares(pool: PoolOption = "default", json: Json = False) -> None:
         print_json({"prepared": found})
         return
     rows = [
-        (p.id, p.image or p.snapshot, f"{p.ready}/{p.sandboxes}", p.waiting_for, p.run, p.expires_at)
+        (p.id, p.image or p.snapshot, f"{p.ready}/{p.sandboxes}", p.waiting_for, p.run, when(p.expires_at))
         for p in found
     ]
     table(("ID", "FROM", "READY", "WAITING FOR", "RUN", "EXPIRES"), rows)

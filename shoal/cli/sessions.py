@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import common
-from shoal.cli.output import Json, emit, jsonable, phases, print_json, stdout, table
+from shoal.cli.output import Json, emit, jsonable, phases, print_json, stdout, table, when
 from shoal.contract.actions import ActionRecord
 from shoal.contract.sessions import Event, Session
 from shoal.contract.states import SessionState
@@ -163,7 +163,7 @@ def _print_event(event: Event, as_json: bool) -> None:
         print_json(event)
         return
     facts = " ".join(f"{key}={value}" for key, value in event.data.items())
-    line = f"{event.at:%Y-%m-%d %H:%M:%S}  {event.kind:<28} {event.message} {facts}".rstrip()
+    line = f"{when(event.at)}  {event.kind:<28} {event.message} {facts}".rstrip()
     stdout().print(line, highlight=False, markup=False)
 
 

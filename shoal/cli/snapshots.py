@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli import common
-from shoal.cli.output import Json, emit, phases, print_json, size, table
+from shoal.cli.output import Json, emit, phases, print_json, size, table, when
 
 app = typer.Typer(help="List, show and remove snapshots.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -58,7 +58,9 @@ def list_(
     if json:
         print_json({"snapshots": found})
         return
-    rows = [(s.id, s.session, s.state, s.seq, s.layers, size(s.size_bytes), s.created_at) for s in found]
+    rows = [
+        (s.id, s.session, s.state, s.seq, s.layers, size(s.size_bytes), when(s.created_at)) for s in found
+    ]
     table(("ID", "SESSION", "STATE", "SEQ", "LAYERS", "SIZE", "CREATED"), rows)
 
 

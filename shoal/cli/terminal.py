@@ -80,7 +80,8 @@ def pipe(box: Session, command: str | list[str], options: dict[str, Any]) -> Exe
     kind = _stdin_kind()
     if kind == "file":
         options = {**options, "stdin": sys.stdin.buffer.read()}
-    running = box.start(command, stdin_open=kind == "stream", **options)
+    # base64: a command that ends before its stream is opened is answered from its record, which must be exact.
+    running = box.start(command, stdin_open=kind == "stream", **{**options, "encoding": "base64"})
     with _killed_on_exit(running):
         if kind == "stream":
             # A daemon: when the command ends first, nobody waits for the rest of the input.
@@ -103,7 +104,12 @@ def interact(box: Session, command: str | list[str], options: dict[str, Any]) ->
     """Runs a command on a terminal of its own that looks like this one."""
     env = {"TERM": os.environ.get("TERM", "xterm-256color"), **options.get("env", {})}
     size = shutil.get_terminal_size()
-    running = box.start(command, stdin_open=True, tty=(size.lines, size.columns), **{**options, "env": env})
+    running = box.start(
+        command,
+        stdin_open=True,
+        tty=(size.lines, size.columns),
+        **{**options, "env": env, "encoding": "base64"},
+    )
     with _killed_on_exit(running), _Keyboard(running):
         return _copy_output(running)
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from shoal.client.effects import Reply
 from shoal.client.errors import InternalError, InvalidRequest, of_code
 from shoal.contract.actions import File
+from shoal.contract.base import Wire
 from shoal.contract.errors import ErrorCode
 from shoal.contract.sessions import MAX_COUNT, Network, SessionBatch, SessionCreate
 from shoal.contract.snapshots import Snapshot
@@ -58,6 +59,11 @@ def invalid(error: ValidationError) -> InvalidRequest:
 def body(value: BaseModel) -> bytes:
     """Only what was given: the service knows its defaults."""
     return value.model_dump_json(exclude_unset=True, by_alias=True).encode()
+
+
+def tagged(action: Wire) -> Wire:
+    """An action that says its type, also where that was left to the default."""
+    return action.model_copy(update={"type": getattr(action, "type", None)})
 
 
 def json_headers(key: str | None = None) -> dict[str, str]:

@@ -230,7 +230,7 @@ class SessionCore:
         step = options.get("step") or self.steps.next()
         timeout_s = options.get("wait_timeout_s")
         deadline = self.client.context.deadline(timeout_s)
-        values = {"id": step, "actions": list(listed), "keep_going": keep_going}
+        values = {"id": step, "actions": [building.tagged(one) for one in listed], "keep_going": keep_going}
         values.update(building.given({"epoch": options.get("epoch"), "parallel": options.get("parallel")}))
 
         def read(wait_s: float) -> Op[ActionList]:

@@ -87,7 +87,10 @@ class Running:
         self._box._run(self._box._core.post(self.id, "resize", asked, repeatable=True))
 
     def stream(self, last_id: str | None = None) -> Iterator[StreamEvent]:
-        """Its output as it comes, to the `exit` event. A lost connection is taken up again where it broke off."""
+        """Its output as it comes, to the `exit` event. A lost connection is taken up again where it broke off.
+
+        Output that is not UTF-8 is exact when it was started with `encoding="base64"`; else only while it runs.
+        """
         core, pool = self._box._core, self._box._shoal._pool
         patience = Patience(core.client.context, None)
         while True:

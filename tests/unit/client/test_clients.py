@@ -325,7 +325,7 @@ class Held:
 
 
 async def test_a_thousand_rollouts_do_not_starve_each_other(service: FakeService) -> None:
-    """1,000 long polls are in flight at once: none waits for a connection, spread over clients of 32."""
+    """1,000 long polls are in flight at once: none waits for a connection, spread over small clients."""
     held = Held(service, 1000)
     client = AsyncShoal(
         "http://127.0.0.1:1", "key", transport=httpx.MockTransport(held.handle), max_in_flight=1000
@@ -336,7 +336,7 @@ async def test_a_thousand_rollouts_do_not_starve_each_other(service: FakeService
         assert held.most == 1000
         state = shoal._pool._state
         assert state is not None
-        assert len(state.shards.all) == 32
+        assert len(state.shards.all) == 125
         assert all(shard.in_flight == 0 for shard in state.shards.all)
 
 

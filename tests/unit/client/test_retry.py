@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
 
@@ -11,6 +13,7 @@ from shoal.client.effects import RetryPolicy, Send
 from shoal.client.retry import call
 from shoal.client.session_core import SessionCore
 from shoal.client.steps import StepCounter
+from shoal.contract.actions import Exec, ReadFile
 from shoal.contract.errors import ErrorCode, Next, ShoalError
 from shoal.contract.sessions import Session
 from tests.unit.client.fake_service import Rig, bare, error, lose, refuse
@@ -207,3 +210,14 @@ def test_a_bad_request_is_found_here_in_the_services_words() -> None:
         rig.run(box.exec("x", {"timeout_s": -1.0}))
     assert caught.value.details["fields"][0]["path"] == "timeout_s"
     assert rig.service.requests == []
+
+
+def test_a_list_of_actions_says_each_type() -> None:
+    """Models made without their type, as people write them, are sent with it; the default is not left out."""
+    rig = Rig()
+    box = box_of(rig)
+    done = {"id": "step-1", "status": "done", "actions": []}
+    rig.service.fail("POST .*/actions", lambda request, act: httpx.Response(200, json=done))
+    rig.run(box.sequence([Exec(command="a"), ReadFile(path="b")], {}, keep_going=False))
+    sent = json.loads(rig.service.requests[0].content)
+    assert sent["actions"] == [{"type": "exec", "command": "a"}, {"type": "read_file", "path": "b"}]
