@@ -26,6 +26,7 @@ from rich.table import Table
 
 from shoal import AsyncShoal
 from shoal.contract.errors import ShoalError
+from shoal.contract.sessions import Session
 
 CACHE = Path(os.environ.get("SHOAL_CACHE") or Path.home() / ".cache" / "shoal")
 COUNT = 32
@@ -73,11 +74,14 @@ async def watched() -> tuple[list[rollout_group.Rollout], list[float], dict[str,
     playing = asyncio.create_task(rollout_group.main(count=COUNT))
     begun = time.monotonic()
     counts: dict[str, float] = {"hosts": 0, "busy": 0, "warm": 0, "pending": 0}
+    seen: dict[str, Session] = {}
     async with AsyncShoal() as shoal:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
             while not playing.done():
                 try:
                     pool = await shoal.pools.get()
+                    async for info in shoal.list_sessions(run="demo"):
+                        seen[info.id] = info
                     counts = {
                         "hosts": sum(pool.hosts.values()),
                         "busy": pool.busy,
@@ -90,13 +94,11 @@ async def watched() -> tuple[list[rollout_group.Rollout], list[float], dict[str,
                 live.update(f"{time.monotonic() - begun:5.1f} s  {told}")
                 await asyncio.wait([playing], timeout=0.25)
         rollouts = await playing
-        ended = [info async for info in shoal.list_sessions(run="demo", state="ended")]
-    creates = [
-        (info.ready_at - info.created_at).total_seconds() for info in ended if info.ready_at is not None
-    ]
+    forks = [info for info in seen.values() if info.snapshot is not None]
+    creates = [(info.ready_at - info.created_at).total_seconds() for info in forks if info.ready_at]
     counts = {
-        "warm": sum(bool(info.warm) for info in ended),
-        "cold": sum(info.warm is False for info in ended),
+        "warm": sum(bool(info.warm) for info in forks),
+        "cold": sum(info.warm is False for info in forks),
     }
     return rollouts, creates, counts
 

@@ -15,12 +15,21 @@ from shoal.client import AsyncSession
 
 TESTS = "python3 -m pytest -q --no-header -p no:cacheprovider toolz/tests/test_dicttoolz.py"
 
+FORK_BOMB = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+
 #: Agents that misbehave before they work: how a model's mistakes look from outside.
 MISHAPS = {
     0: ("hangs", "sleep 1000", 1.5),
     1: ("floods its output", "yes 'the same line again'", 1.5),
     2: ("eats its memory", "python3 -c 'x = [bytes(1 << 20) for _ in range(1 << 20)]'", 30.0),
-    3: ("forks without end", "bomb() { bomb | bomb & }; bomb; wait", 1.5),
+    3: ("forks without end", "python3 -c '" + FORK_BOMB + "'", 1.5),
 }
 
 
@@ -77,12 +86,13 @@ async def play(box: AsyncSession, number: int) -> Rollout:
 
 
 async def main(image: str = "toolz:1.2.0", count: int = 32) -> list[Rollout]:
-    """Prepare one session, fork it `count` times, let an agent play in each."""
+    """Prepare one session, fork it `count` times (half of them warm beforehand), let an agent play in each."""
     async with AsyncShoal() as shoal:
         async with shoal.session(image, run="demo", name="prepared") as box:
             await box.exec("python3 -m compileall -q toolz")
             snapshot = await box.snapshot()
         asked = {"cpu_millis": 1000, "memory_mib": 256, "pids": 64, "disk_mib": 256}
+        await shoal.pools.prepare(sandboxes=count // 2, snapshot=snapshot, resources=asked)
         async with await shoal.sessions(snapshot=snapshot, count=count, run="demo", resources=asked) as group:
             return await asyncio.gather(*(play(box, number) for number, box in enumerate(group)))
 
