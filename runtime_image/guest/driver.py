@@ -31,7 +31,7 @@ def main() -> None:
     sys.path[0] = ""
     pid, number = os.getpid(), 0
     while True:
-        _, ancillary, _, _ = control.recvmsg(1, socket.CMSG_SPACE(5 * 4))
+        _, ancillary, _, _ = control.recvmsg(1, socket.CMSG_SPACE(5 * 4), socket.MSG_CMSG_CLOEXEC)
         if not ancillary:
             break
         fds = struct.unpack("5i", ancillary[0][2][:20])
