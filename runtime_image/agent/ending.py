@@ -51,11 +51,11 @@ class Ender:
 
     def oom_kills(self, hosted: Hosted) -> int:
         """How many processes of it the memory limit has killed; the last that was known when it is gone."""
-        if hosted.sandbox is None:
+        if hosted.ooms is None:
             return hosted.oom_kills
         try:
-            return self._runtime.oom_kills(hosted.sandbox)
-        except SandboxGone:
+            return hosted.ooms.read()
+        except OSError:
             return hosted.oom_kills
 
     def cut(self, hosted: Hosted, condition: SandboxCondition | None = None) -> None:

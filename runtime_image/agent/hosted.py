@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runtime_image.agent.actions.runner import SessionActions
     from runtime_image.agent.layer_store import Stack
     from runtime_image.agent.link import GuestLink
-    from runtime_image.agent.ports import RuntimePort
+    from runtime_image.agent.ports import OomCounter, RuntimePort
     from runtime_image.agent.sandboxes import Sandbox
 
 #: Where an action runs when neither the session nor its image says.
@@ -67,6 +67,7 @@ class Hosted:
     sandbox: Sandbox | None = None
     link: GuestLink | None = None
     stack: Stack | None = None
+    ooms: OomCounter | None = None
     actions: SessionActions | None = None
     history: History | None = None
     read_past: Callable[[], Awaitable[History]] | None = None

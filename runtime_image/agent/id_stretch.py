@@ -1,8 +1,8 @@
 """Which host ids are this agent's: agents of one machine never share one, however they end.
 
 Each home claims a stretch of 1,024 ranges in a directory that lives as long as the machine runs. The claim is by home,
-not by process: sandboxes may outlive their agent. It is given up when the agent ends with nothing left, or taken over by
-another home once its own is gone from the disk.
+not by process: sandboxes may outlive their agent. It is given up when the agent ends with nothing left, or taken over
+by another home once its own is gone from the disk.
 """
 
 from __future__ import annotations

@@ -130,7 +130,9 @@ class Incarnator:
             self._keeper.drop(hosted.sandbox_id)
         if hosted.stack is not None:
             self._starter.release(hosted.stack)
-        hosted.link = hosted.sandbox = hosted.stack = None
+        if hosted.ooms is not None:
+            hosted.ooms.close()
+        hosted.link = hosted.sandbox = hosted.stack = hosted.ooms = None
         hosted.sandbox_id = ""
 
     async def _ready(self, hosted: Hosted) -> None:
@@ -164,7 +166,9 @@ class Incarnator:
         assert hosted.link is not None
         assert hosted.sandbox is not None
         assert hosted.stack is not None
+        hosted.ooms = self._runtime.oom_counter(hosted.sandbox)
         bench = Bench(
+            ooms=hosted.ooms,
             link=hosted.link,
             runtime=self._runtime,
             sandbox=hosted.sandbox,
@@ -182,7 +186,10 @@ class Incarnator:
 
         def forget(step: ActionRun) -> None:
             if step.process is not None and not link.closed.is_set():
-                _in_background(hosted, _forget(link.forget(step.process.process_id)))
+                if step.process.exited:
+                    link.forget_later(step.process)
+                else:
+                    _in_background(hosted, _forget(link.forget(step.process.process_id)))
 
         hosted.actions = SessionActions(
             records=hosted.records,

@@ -31,6 +31,16 @@ class KillGroup(Protocol):
         """Close and remove it; False while processes are in it. Repeatable."""
 
 
+class OomCounter(Protocol):
+    """How many processes the memory limit of a sandbox has killed."""
+
+    def read(self) -> int:
+        """The count, by one system call. Raises OSError when the sandbox is gone."""
+
+    def close(self) -> None:
+        """Repeatable."""
+
+
 class RuntimePort(Protocol):
     """Starts, limits, freezes, measures, adopts and removes sandboxes: see `sandboxes.SandboxRuntime`, whose
     docstrings are this port's. Errors are SandboxRuntimeError."""
@@ -57,8 +67,8 @@ class RuntimePort(Protocol):
     def usage(self, sandbox: Sandbox) -> Usage:
         """What it used so far; well under a millisecond. Raises SandboxGone."""
 
-    def oom_kills(self, sandbox: Sandbox) -> int:
-        """How many processes the memory limit has killed so far; one small read. Raises SandboxGone."""
+    def oom_counter(self, sandbox: Sandbox) -> OomCounter:
+        """Counts the processes that the memory limit has killed; the caller closes it. Raises SandboxGone."""
 
     def kill_group(self, sandbox: Sandbox, name: str) -> KillGroup:
         """Make or find a kill group. Raises SandboxGone."""

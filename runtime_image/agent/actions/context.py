@@ -9,8 +9,8 @@ from pathlib import Path
 
 from runtime_image.agent.clock import Clock
 from runtime_image.agent.link import GuestLink
-from runtime_image.agent.ports import KillGroup, RuntimePort
-from runtime_image.agent.sandboxes import Sandbox, SandboxGone
+from runtime_image.agent.ports import KillGroup, OomCounter, RuntimePort
+from runtime_image.agent.sandboxes import Sandbox
 from runtime_image.layers import LayerIndex
 
 
@@ -31,6 +31,7 @@ class Bench:
     workdir: str
     user: str | None
     env: Mapping[str, str]
+    ooms: OomCounter
     lowers: tuple[Path, ...]
     snapshot_index: Callable[[str], LayerIndex | None]
     lasting: dict[str, KillGroup] = field(default_factory=dict)
@@ -50,6 +51,6 @@ class Bench:
     def oom_kills(self) -> int:
         """How many processes the memory limit has killed so far; 0 when the sandbox is gone."""
         try:
-            return self.runtime.oom_kills(self.sandbox)
-        except SandboxGone:
+            return self.ooms.read()
+        except OSError:
             return 0

@@ -112,20 +112,19 @@ async def finish(
 
 
 async def _exit_of(run: ActionRun, process: GuestProcess) -> ProcessExit | None:
-    waiting = asyncio.ensure_future(process.wait())
+    """The process's end; None when it was killed and nothing was heard of it for `_KILL_REPORT_S` seconds."""
+    task = asyncio.current_task()
+    assert task is not None
+    run.give_up_after(_KILL_REPORT_S, task)
     try:
-        while True:
-            if run.kill_reason is None:
-                # Killing ends the process, so this wait ends as well; it needs no second signal.
-                return await waiting
-            try:
-                async with asyncio.timeout(_KILL_REPORT_S):
-                    return await asyncio.shield(waiting)
-            except TimeoutError:
-                return None
+        return await process.wait()
+    except asyncio.CancelledError:
+        if not run.given_up:
+            raise
+        task.uncancel()
+        return None
     finally:
-        if not waiting.done():
-            waiting.cancel()
+        run.forget_task()
 
 
 def kept_bytes(tap: OutputTap) -> bytes:

@@ -33,12 +33,15 @@ class ActionRun:
     """
 
     __slots__ = (
+        "_give_up_s",
+        "_task",
         "action",
         "answerable",
         "batch",
         "body",
         "entry",
         "failed",
+        "given_up",
         "group",
         "id",
         "is_error",
@@ -72,6 +75,9 @@ class ActionRun:
         self.owns_group = True
         self.kill_reason: KillReason | None = None
         self.killer: asyncio.TimerHandle | None = None
+        self.given_up = False
+        self._task: asyncio.Task[object] | None = None
+        self._give_up_s = 0.0
         self.settled = asyncio.Event()
         self.answerable = asyncio.Event()
         self.process_changed = asyncio.Event()
@@ -87,6 +93,23 @@ class ActionRun:
             self.kill_reason = reason
         if self.group is not None:
             self.group.kill()
+        if self._task is not None:
+            asyncio.get_running_loop().call_later(self._give_up_s, self._give_up)
+
+    def give_up_after(self, seconds: float, task: asyncio.Task[object]) -> None:
+        """From a kill on, let `task` wait no longer than that: it is cancelled with `given_up` set."""
+        self._task, self._give_up_s = task, seconds
+        if self.kill_reason is not None:
+            asyncio.get_running_loop().call_later(seconds, self._give_up)
+
+    def forget_task(self) -> None:
+        """Nobody waits for the process any more."""
+        self._task = None
+
+    def _give_up(self) -> None:
+        if self._task is not None:
+            self.given_up = True
+            self._task.cancel()
 
     def attach(self, process: GuestProcess) -> None:
         """The step's process runs: it can be read, fed and killed from now on."""

@@ -1,6 +1,6 @@
 """Real sandboxes on one machine: runc, an id range each, idmapped layers, hard limits."""
 
-from runtime_image.agent.sandboxes.cgroups import KillGroup
+from runtime_image.agent.sandboxes.cgroups import KillGroup, OomCounter
 from runtime_image.agent.sandboxes.doctor import Check, doctor
 from runtime_image.agent.sandboxes.model import (
     Defences,
@@ -24,6 +24,7 @@ __all__ = [
     "Limits",
     "NoIdRange",
     "NotSupported",
+    "OomCounter",
     "RuntimeSettings",
     "Sandbox",
     "SandboxGone",

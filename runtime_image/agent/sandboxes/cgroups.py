@@ -160,11 +160,11 @@ class SandboxCgroup:
             _field(memory / "memory.oom_control", "oom_kill"),
         )
 
-    def oom_kills(self) -> int:
-        """How often the memory limit has killed a process."""
+    def oom_counter(self) -> OomCounter:
+        """How often the memory limit has killed a process, to be read often."""
         if self._layout.kind == "v2":
-            return _field(self.unified / "memory.events", "oom_kill")
-        return _field(self._of("memory") / "memory.oom_control", "oom_kill")
+            return OomCounter(self.unified / "memory.events")
+        return OomCounter(self._of("memory") / "memory.oom_control")
 
     def freeze(self, *, timeout_s: float) -> None:
         """Returns when every process is really frozen; raises TimeoutError (and thaws) otherwise."""
@@ -213,6 +213,26 @@ class SandboxCgroup:
         with contextlib.suppress(FileExistsError):
             path.mkdir()
         return KillGroup(path)
+
+
+class OomCounter:
+    """The memory controller's count of killed processes; one system call a reading."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> int:
+        """The count; raises OSError when the cgroup is gone."""
+        for line in os.pread(self._fd, 4096, 0).splitlines():
+            if line.startswith(b"oom_kill "):
+                return int(line[9:])
+        return 0
+
+    def close(self) -> None:
+        """Repeatable."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class KillGroup:

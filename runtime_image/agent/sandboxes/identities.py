@@ -32,6 +32,7 @@ from runtime_image.agent.sandboxes.model import (
 _MAKER: Final = Path(__file__).with_name("namespace_maker.py")
 _BATCH: Final = 16
 _REFILL_BELOW: Final = 6
+_MAKER_TIMEOUT_S: Final = 60.0
 # Counted per user namespace by the kernel (/proc/sys/user): what a sandbox may have at most. No user
 # namespace inside, whatever the system call filter says.
 NAMESPACE_LIMITS: Final = {
@@ -159,12 +160,16 @@ def make_namespaces(id_bases: Iterable[int], defences: Defences) -> Iterator[Ide
                 env={},
                 text=True,
             )
+        ours.settimeout(_MAKER_TIMEOUT_S)
         try:
             for _ in wanted:
                 identity = _receive(ours)
                 if identity is None:
                     break
                 yield identity
+        except TimeoutError:
+            maker.kill()
+            raise
         finally:
             ours.close()
             _, complaint = maker.communicate()

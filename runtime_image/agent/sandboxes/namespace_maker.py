@@ -65,7 +65,8 @@ def _child(order: dict[str, Any], id_base: int, made: int, mapped: int, out: int
         _raise_capabilities()
     _checked(_libc.unshare(CLONE_NEWUSER), "unshare(user)")
     os.write(made, b"1")
-    os.read(mapped, 1)
+    if os.read(mapped, 1) != b"1":
+        raise OSError("its ids were not mapped")
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
     _checked(_libc.unshare(CLONE_NEWNET), "unshare(net)")
@@ -91,6 +92,9 @@ def _make(order: dict[str, Any], id_base: int, out: int) -> None:
     if pid == 0:
         status = 1
         try:
+            # Its own copies would keep it waiting for ever when the maker gives up.
+            os.close(made_read)
+            os.close(mapped_write)
             _child(order, id_base, made_write, mapped_read, out)
             status = 0
         except OSError as error:

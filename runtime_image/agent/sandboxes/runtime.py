@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from runtime_image.agent.sandboxes import cgroups, disks, host, launch, leftovers, records
-from runtime_image.agent.sandboxes.cgroups import CgroupLayout, KillGroup
+from runtime_image.agent.sandboxes.cgroups import CgroupLayout, KillGroup, OomCounter
 from runtime_image.agent.sandboxes.identities import IdentityPool
 from runtime_image.agent.sandboxes.machinery import Machinery
 from runtime_image.agent.sandboxes.model import (
@@ -148,10 +148,10 @@ class SandboxRuntime:
             oom_kills=kills,
         )
 
-    def oom_kills(self, sandbox: Sandbox) -> int:
-        """How many processes the memory limit has killed so far: one small read. Raises SandboxGone."""
+    def oom_counter(self, sandbox: Sandbox) -> OomCounter:
+        """Counts the processes that the memory limit has killed; the caller closes it. Raises SandboxGone."""
         try:
-            return self._ready().cgroup(sandbox.sandbox_id).oom_kills()
+            return self._ready().cgroup(sandbox.sandbox_id).oom_counter()
         except OSError as error:
             raise SandboxGone(sandbox.sandbox_id) from error
 
