@@ -231,8 +231,8 @@ async def test_a_malicious_pattern_is_killed_with_its_group_and_bothers_nobody(b
     with file.open("wb") as procs:
         searching = asyncio.create_task(box.link.file_op(op, procs_fd=procs.fileno()))
         assert (await box.run("echo hi")).stdout == b"hi\n"
+    await box.until(lambda: file.read_bytes() == b"0")
     assert not searching.done()
-    assert file.read_bytes() == b"0"
     (helper,) = box.children()
     os.kill(helper, signal.SIGKILL)
     with pytest.raises(WorkerKilledError):
