@@ -91,7 +91,7 @@ def _process(bundle: Bundle) -> dict[str, Any]:
 
 
 def _mounts(bundle: Bundle) -> list[dict[str, Any]]:
-    guest_options = ["rbind", "nosuid", "nodev"]
+    guest_options = ["bind", "nosuid", "nodev"]
     guest_options.append("ro" if bundle.defences.read_only_guest else "rw")
     mounts = [
         _tmpfs("/dev", "mode=755", "size=1m", "nr_inodes=4096", "nosuid", "noexec"),

@@ -149,7 +149,8 @@ async def test_limits_can_be_set_at_the_claim(make_box: Any) -> None:
     assert (await box.py("x = bytearray(200 << 20); print(1)")).code == 0
     spins = "import time; s=time.perf_counter(); c=time.process_time()\nwhile time.perf_counter()-s<1: pass\n"
     ran = await box.py(spins + "print(time.process_time()-c)")
-    assert 0.15 < ran.json() < 0.40
+    # The upper bound is the promise; the lower one depends on who else is on the machine.
+    assert 0.01 < ran.json() < 0.40
     ran = await box.sh("for n in $(seq 200); do sleep 1000 & done; echo more")
     assert "can't fork" in ran.stderr
     assert box.runtime.usage(box.sandbox).pids <= 100
