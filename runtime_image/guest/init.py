@@ -10,6 +10,7 @@ import resource
 from errno import EEXIST, EINVAL, ENOSYS, ESRCH
 
 from . import wire
+from .accounts import Accounts
 from .channel import Channel
 from .launch import DEFAULT_PATH
 from .loop import Loop, complain
@@ -41,6 +42,7 @@ class Guest:
         self.devnull = devnull
         self.loop = Loop()
         self.reaper = Reaper(self.loop)
+        self.accounts = Accounts()
         self.channel = Channel(self.loop, sock, self._frame, self._closed)
         self.processes: dict[str, Process] = {}
         self._handles: dict[int, Process] = {}
@@ -170,10 +172,13 @@ class Guest:
             self.reply(ident, failure(ENOSYS, f"no operation {op!r}", "request"))
 
     def _file(self, ident: int, request: dict[str, Any], fds: dict[str, int]) -> None:
+        stage = "user"
         try:
-            pid = start_worker(request, self.devnull, fds)
+            account = self.accounts.find(request.get("user"))
+            stage = "fork"
+            pid = start_worker(request, account, self.devnull, fds)
         except OSError as err:
-            self.reply(ident, failure(err.errno or 0, err.strerror or str(err), "fork"))
+            self.reply(ident, failure(err.errno or 0, err.strerror or str(err), stage))
             return
         self._workers[ident] = (pid, request["do"])
         greeted = self._greeted
@@ -239,7 +244,10 @@ def take_link() -> _socket.socket:
 
 def main() -> None:
     """Run the guest until the link closes."""
-    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+    # Not Python's exception: as PID 1 the guest then cannot be sent it at all.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    # Children inherit the mask.
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     sock = take_link()
     devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(devnull, 0)

@@ -8,7 +8,7 @@ import resource
 from errno import EACCES, ENOENT, ENOEXEC, ENOTDIR
 from struct import Struct
 
-from .accounts import Account, find_account
+from .accounts import Account
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,9 +36,15 @@ class Stage:
 
 
 def fork_child(
-    spec: dict[str, Any], stdio: tuple[int, int, int], tty: bool, extra: dict[int, int], procs_fd: int | None
+    spec: dict[str, Any],
+    account: Account,
+    stdio: tuple[int, int, int],
+    extra: dict[int, int],
+    procs_fd: int | None,
 ) -> tuple[int, int]:
-    """Fork; the child execs `spec` with `stdio` as 0, 1, 2 and `extra` in its places.
+    """Fork; the child execs `spec` as `account` with `stdio` as 0, 1, 2 and `extra` in its places.
+
+    What the child does before it execs is little, as each page it touches is copied first.
 
     Returns:
         The child's pid, and a pipe that reads empty once it has become the program, or what
@@ -55,7 +61,7 @@ def fork_child(
         os.close(write_end)
         raise
     if pid == 0:
-        _become(spec, stdio, tty, extra, procs_fd, write_end)
+        _become(spec, account, stdio, extra, procs_fd, write_end)
     os.close(write_end)
     return pid, read_end
 
@@ -69,8 +75,8 @@ def read_failure(data: bytes) -> tuple[int, str, str]:
 
 def _become(
     spec: dict[str, Any],
+    account: Account,
     stdio: tuple[int, int, int],
-    tty: bool,
     extra: dict[int, int],
     procs_fd: int | None,
     failure_fd: int,
@@ -86,8 +92,7 @@ def _become(
         die_first()
         _limit(spec.get("open_files"))
         stage = Stage.USER
-        account = find_account(spec.get("user"))
-        if tty:
+        if spec.get("tty"):
             fcntl.ioctl(0, _TIOCSCTTY, 0)
             os.fchown(0, account.uid, -1)
         become_user(account)
@@ -182,23 +187,33 @@ def find_shell(path: str) -> str:
     raise OSError(ENOENT, "the image has no shell: give the command as a list")
 
 
+# Ignored by Python for itself; what it handles exec sets back.
+_IGNORED = (_signal.SIGPIPE, _signal.SIGXFSZ)
+
+
 def _reset_signals() -> None:
-    _signal.set_wakeup_fd(-1)
-    for number in _signal.valid_signals():
-        if number not in (_signal.SIGKILL, _signal.SIGSTOP):
-            _signal.signal(number, _signal.SIG_DFL)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+    for number in _IGNORED:
+        _signal.signal(number, _signal.SIG_DFL)
 
 
 def _arrange(stdio: tuple[int, int, int], extra: dict[int, int], failure_fd: int) -> int:
-    wanted = {0: stdio[0], 1: stdio[1], 2: stdio[2], **extra}
-    # First out of the way of each other, then to their places; the copies close on exec.
-    low = max(wanted) + 1
-    copies = {place: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, low) for place, fd in wanted.items()}
-    failure_fd = fcntl.fcntl(failure_fd, fcntl.F_DUPFD_CLOEXEC, low)
-    for place, fd in copies.items():
-        os.dup2(fd, place)
+    # Whatever is passed is above 2, as the guest's own three are always open.
+    if extra:
+        # Out of the way of the places first; these copies close on exec.
+        low = max(extra) + 1
+        stdio = (_copy(stdio[0], low), _copy(stdio[1], low), _copy(stdio[2], low))
+        extra = {place: _copy(fd, low) for place, fd in extra.items()}
+        failure_fd = _copy(failure_fd, low)
+        for place, fd in extra.items():
+            os.dup2(fd, place)
+    os.dup2(stdio[0], 0)
+    os.dup2(stdio[1], 1)
+    os.dup2(stdio[2], 2)
     return failure_fd
+
+
+def _copy(fd: int, low: int) -> int:
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, low)
 
 
 def _limit(open_files: int | None) -> None:

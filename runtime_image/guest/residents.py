@@ -60,7 +60,10 @@ class Resident:
             OSError: no process could be made.
         """
         null = self.guest.devnull
-        self.pid, failure_fd = fork_child(spec, (null, null, null), False, places, procs_fd)
+        account = self.guest.accounts.find(spec.get("user"))
+        self.pid, failure_fd = fork_child(
+            {**spec, "tty": None}, account, (null, null, null), places, procs_fd
+        )
         self.alive = True
 
         def decided(failed: dict[str, Any] | None) -> None:

@@ -39,7 +39,10 @@ def start_exec(
         opened.extend(ends)
         return ends
 
+    stage = "user"
     try:
+        account = guest.accounts.find(spec.get("user"))
+        stage = "fork"
         if tty:
             master, slave = os.openpty()
             opened += (master, slave)
@@ -61,11 +64,11 @@ def start_exec(
             stdio = (stdin, child_out, child_err)
             kept += (out, err)
             outputs = {wire.STDOUT: out, wire.STDERR: err}
-        pid, failure_fd = fork_child(spec, stdio, bool(tty), {}, procs_fd)
+        pid, failure_fd = fork_child(spec, account, stdio, {}, procs_fd)
     except OSError as err:
         for fd in opened:
             os.close(fd)
-        reply(failure(err.errno or 0, err.strerror or str(err), "fork"))
+        reply(failure(err.errno or 0, err.strerror or str(err), stage))
         return
     for fd in opened:
         if fd not in kept:

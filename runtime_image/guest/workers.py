@@ -16,7 +16,7 @@ import os
 from errno import EINVAL, EIO, EPIPE, errorcode
 from struct import Struct
 
-from .accounts import find_account
+from .accounts import Account
 from .launch import become_user, die_first, enter_group
 from .pack import dumps
 
@@ -113,8 +113,8 @@ class Source:
         return data
 
 
-def start_worker(request: dict[str, Any], devnull: int, fds: dict[str, int]) -> int:
-    """Fork a helper for `request`.
+def start_worker(request: dict[str, Any], account: Account, devnull: int, fds: dict[str, int]) -> int:
+    """Fork a helper for `request`, as `account`.
 
     Returns:
         Its pid; it ends by itself.
@@ -124,11 +124,11 @@ def start_worker(request: dict[str, Any], devnull: int, fds: dict[str, int]) -> 
     """
     pid = os.fork()
     if pid == 0:
-        _work(request, devnull, fds)
+        _work(request, account, devnull, fds)
     return pid
 
 
-def _work(request: dict[str, Any], devnull: int, fds: dict[str, int]) -> NoReturn:
+def _work(request: dict[str, Any], account: Account, devnull: int, fds: dict[str, int]) -> NoReturn:
     try:
         gc.disable()
         os.setsid()
@@ -146,7 +146,7 @@ def _work(request: dict[str, Any], devnull: int, fds: dict[str, int]) -> NoRetur
         die_first()
         sink = Sink(1)
         try:
-            sink.result(_perform(request, sink))
+            sink.result(_perform(request, account, sink))
         except OSError as err:
             if err.errno == EPIPE:
                 os._exit(0)
@@ -160,9 +160,8 @@ def _work(request: dict[str, Any], devnull: int, fds: dict[str, int]) -> NoRetur
         os._exit(1)
 
 
-def _perform(request: dict[str, Any], sink: Sink) -> dict[str, Any]:
+def _perform(request: dict[str, Any], account: Account, sink: Sink) -> dict[str, Any]:
     operation = _operation(request["do"])
-    account = find_account(request.get("user"))
     os.umask(0o022)
     if account.uid or account.gid:
         become_user(account)
