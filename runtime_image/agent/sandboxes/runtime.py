@@ -55,7 +55,8 @@ class SandboxRuntime:
     """The sandboxes of one agent on this machine.
 
     An async context manager. Leaving it stops nothing: sandboxes live on for the next agent, which
-    calls `adopt` and then `sweep` before its first `start`. One runtime at a time per home; raises SandboxRuntimeError on a second.
+    calls `adopt` and then `sweep` before its first `start`. One runtime at a time per home; raises
+    SandboxRuntimeError on a second.
     """
 
     def __init__(self, settings: RuntimeSettings, *, now: Callable[[], datetime] = _utc_now) -> None:

@@ -49,6 +49,10 @@ def state_of(home: Path, left_of: Any) -> dict[str, Any]:
     }
 
 
+def key_owners() -> set[int]:
+    return {int(line.partition(":")[0]) for line in Path("/proc/key-users").read_text().splitlines()}
+
+
 def close(sandbox: Sandbox) -> None:
     assert sandbox.sock is not None
     sandbox.sock.close()
@@ -137,6 +141,10 @@ async def test_fifty_cycles_leave_the_machine_as_it_was(
         await asyncio.gather(*(cycle(first + n) for n in range(5)))
     assert await settle() == before
     assert runtime._ready().identities.leased_count() == 0
+    # The kernel collects the session keyrings a moment later.
+    async with asyncio.timeout(30):
+        while any(settings.id_base <= owner < settings.id_base + 16 * 65_536 for owner in key_owners()):
+            await asyncio.sleep(0.05)
 
 
 AGENT = """
