@@ -93,9 +93,7 @@ def _run_in(box: Session, command: list[str], *, tty: bool, as_json: bool, optio
     options = {key: value for key, value in options.items() if value}
     with _signals_raise():
         if as_json:
-            if not sys.stdin.isatty():
-                options["stdin"] = sys.stdin.buffer.read()
-            result = box.exec(line, **options)
+            result = terminal.collect(box, line, options)
             print_json(result)
             return exit_code(result)
         result = (terminal.interact if tty else terminal.pipe)(box, line, options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import stat
 import sys
@@ -24,6 +23,15 @@ from shoal.contract.errors import ShoalError
 _CHUNK = 65_536
 #: A file on stdin up to this size goes along with the request.
 _INLINE_BYTES = 16 * 1_048_576
+
+
+def _size() -> os.terminal_size:
+    """The terminal's own size; COLUMNS and LINES do not follow when it changes."""
+    try:
+        size = os.get_terminal_size(sys.stdin.fileno())
+    except OSError:
+        size = os.terminal_size((0, 0))
+    return size if size.lines and size.columns else os.terminal_size((80, 24))
 
 
 def _write(descriptor: int, data: bytes) -> None:
@@ -77,16 +85,28 @@ def _stdin_kind() -> str:
 
 def pipe(box: Session, command: str | list[str], options: dict[str, Any]) -> ExecResult:
     """Runs a command with this process's streams; its output appears as it comes."""
+    # base64: a command that ends before its stream is opened is answered from its record, which must be exact.
+    with _started(box, command, {**options, "encoding": "base64"}) as running:
+        return _copy_output(running)
+
+
+def collect(box: Session, command: str | list[str], options: dict[str, Any]) -> ExecResult:
+    """Runs a command with this process's stdin; its output is in the result."""
+    with _started(box, command, options) as running:
+        return running.wait()
+
+
+@contextmanager
+def _started(box: Session, command: str | list[str], options: dict[str, Any]) -> Iterator[Running]:
     kind = _stdin_kind()
     if kind == "file":
         options = {**options, "stdin": sys.stdin.buffer.read()}
-    # base64: a command that ends before its stream is opened is answered from its record, which must be exact.
-    running = box.start(command, stdin_open=kind == "stream", **{**options, "encoding": "base64"})
+    running = box.start(command, stdin_open=kind == "stream", **options)
     with _killed_on_exit(running):
         if kind == "stream":
             # A daemon: when the command ends first, nobody waits for the rest of the input.
             threading.Thread(target=_feed, args=(running, sys.stdin.fileno()), daemon=True).start()
-        return _copy_output(running)
+        yield running
 
 
 def _feed(running: Running, descriptor: int) -> None:
@@ -154,7 +174,7 @@ class _Keyboard:
                     orders = os.read(self._wake_read, 4096)
                     if b"q" in orders:
                         return
-                    size = shutil.get_terminal_size()
+                    size = _size()
                     self._running.resize(size.lines, size.columns)
                 if self._descriptor in ready:
                     data = os.read(self._descriptor, _CHUNK)
