@@ -84,6 +84,9 @@ class Front:
         except ShoalError as error:
             if not status:
                 await send_error(error, noting)
+            else:
+                # The answer had begun: leaving it unfinished is what tells the caller.
+                log.warning("request.cut_short", request_id=request_id, code=error.code.value)
         except Exception as error:
             log.error(
                 "request.failed",

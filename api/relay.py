@@ -243,13 +243,11 @@ async def _send_whole(content: bytes, kind: str, send: Send) -> None:
 
 
 async def _send_lines(lines: AsyncIterator[bytes], send: Send) -> None:
-    await send(
-        {
-            "type": "http.response.start",
-            "status": 200,
-            "headers": [(b"content-type", b"application/x-ndjson")],
-        }
-    )
-    async for line in lines:
+    # The first before the head: a refusal is then still an error answer.
+    line = await anext(lines, None)
+    headers = [(b"content-type", b"application/x-ndjson")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    while line is not None:
         await send({"type": "http.response.body", "body": line, "more_body": True})
+        line = await anext(lines, None)
     await send({"type": "http.response.body", "body": b""})

@@ -91,18 +91,19 @@ class Routes:
         self._cache_s = cache_s
         self._size = size
         self._clock = clock
-        self._known: OrderedDict[tuple[SessionId, KeyId], Route] = OrderedDict()
+        self._known: OrderedDict[SessionId, dict[KeyId, Route]] = OrderedDict()
 
     def known(self, caller: Principal, session: SessionId) -> Route | None:
         """The remembered route, while it is fresh."""
-        route = self._known.get((session, caller.key))
+        routes = self._known.get(session)
+        route = routes.get(caller.key) if routes is not None else None
         if route is None or route.until <= self._clock():
             return None
         return route
 
-    def forget(self, caller: Principal, session: SessionId) -> None:
-        """Do not use the remembered route again."""
-        self._known.pop((session, caller.key), None)
+    def forget(self, session: SessionId) -> None:
+        """Do not use what is remembered of a session again: it moved, or ends."""
+        self._known.pop(session, None)
 
     async def find(self, caller: Principal, session: SessionId, *, wait_s: float) -> Route:
         """The route, from memory or from the store.
@@ -131,7 +132,7 @@ class Routes:
             authorization=f"Bearer {token}",
             until=self._clock() + max(0.0, min(self._cache_s, good_s - _TOKEN_MARGIN_S)),
         )
-        self._known[(session, caller.key)] = route
+        self._known.setdefault(session, {})[caller.key] = route
         if len(self._known) > self._size:
             self._known.popitem(last=False)
         return route

@@ -132,7 +132,7 @@ class Upstream:
         failure = await attempt(route)
         if failure is None:
             return
-        self.routes.forget(caller, session)
+        self.routes.forget(session)
         repeat = may_repeat(failure)
         fresh = await self.routes.find(caller, session, wait_s=wait_s() if repeat else 0.0)
         if repeat and (not fresh.same_place(route) or _worth_repeating(failure)):
@@ -140,7 +140,7 @@ class Upstream:
             failure = await attempt(fresh)
             if failure is None:
                 return
-            self.routes.forget(caller, session)
+            self.routes.forget(session)
         raise told(failure, session)
 
     def count(self, outcome: str) -> None:

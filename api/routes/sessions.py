@@ -105,9 +105,12 @@ async def create_sessions(
 @router.post(
     "/sessions:delete", response_model=SessionsDeleted, summary="End a run's sessions, or a list of them"
 )
-async def delete_sessions(who: Writer, use: Use, body: SessionsDelete) -> SessionsDeleted:
+async def delete_sessions(who: Writer, parts: All, body: SessionsDelete) -> SessionsDeleted:
     """Repeatable; ids that are not there are left out of the answer."""
-    return await use.sessions.delete_many(who, body)
+    deleted = await parts.services.sessions.delete_many(who, body)
+    for id in deleted.ids:
+        parts.routes.forget(id)
+    return deleted
 
 
 @router.get("/sessions", response_model=SessionPage, summary="List sessions")
@@ -174,9 +177,10 @@ async def patch_session(who: Writer, use: Use, id: Id, body: SessionPatch) -> Se
     responses={202: {"model": Session, "description": "It is ending."}},
     summary="End a session",
 )
-async def delete_session(who: Writer, use: Use, id: Id, response: Response, wait_s: Wait = 0.0) -> Session:
+async def delete_session(who: Writer, parts: All, id: Id, response: Response, wait_s: Wait = 0.0) -> Session:
     """From any state, repeatable. `wait_s` waits until it has ended."""
-    session = await use.sessions.delete(who, id, wait_s=wait_s)
+    session = await parts.services.sessions.delete(who, id, wait_s=wait_s)
+    parts.routes.forget(id)
     response.status_code = 200 if session.state is SessionState.ENDED else 202
     return session
 
@@ -193,7 +197,7 @@ async def replace_session(
     """Same session, next epoch, from its image or its last snapshot. Actions are then refused with
     `session_rewound` until the rewind is acknowledged."""
     session = await parts.services.sessions.replace(who, id, body)
-    parts.routes.forget(who, id)
+    parts.routes.forget(id)
     response.status_code = _status([session], created=False)
     return session
 

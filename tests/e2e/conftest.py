@@ -123,7 +123,11 @@ def a_server(*options: str, **environment: str) -> Iterator[Server]:
     server = Server(home=base / "home", options=options, environment=environment)
     try:
         server.start()
-        yield server
+        try:
+            yield server
+        except BaseException:
+            print(server.log.read_text()[-6000:])  # pytest shows it beside the failure
+            raise
         server.stop()
         left = leftovers(server.home, server.cgroups)
         assert not left, f"the server left something behind: {left}"

@@ -65,6 +65,7 @@ class FakeArchive:
 
     def __init__(self) -> None:
         self.records: dict[tuple[str, str], ActionRecord] = {}
+        self.refusal: ShoalError | None = None
 
     async def action(self, who: Principal, location: Location, action: str) -> ActionRecord:
         try:
@@ -73,6 +74,8 @@ class FakeArchive:
             raise ShoalError(ErrorCode.NOT_FOUND, f"no action {action}") from None
 
     async def trajectory(self, who: Principal, location: Location, after_seq: int) -> AsyncIterator[bytes]:
+        if self.refusal is not None:
+            raise self.refusal
         for (session, _), record in self.records.items():
             if session == location.session and (record.seq or 0) > after_seq:
                 yield record.model_dump_json().encode() + b"\n"

@@ -229,6 +229,14 @@ async def test_an_ended_session_is_read_from_its_journal(house: House) -> None:
     assert [ActionRecord.model_validate_json(line).seq for line in response.text.splitlines()] == [2]
 
 
+async def test_a_trajectory_that_cannot_be_told_yet_is_an_error_and_not_half_an_answer(house: House) -> None:
+    """While the journal is on its way, the refusal comes as one."""
+    house.locator.places[SESSION] = [ended(SESSION)]
+    house.archive.refusal = ShoalError(ErrorCode.SESSION_NOT_READY, "on its way", retry_after_s=0.5)
+    response = await house.client.get(f"/v1/sessions/{SESSION}/trajectory")
+    assert (response.status_code, code_of(response)) == (409, "session_not_ready")
+
+
 async def test_a_wrong_method_and_ports_are_typed(house: House) -> None:
     """405 for a method that the route lacks, 501 for ports."""
     response = await house.client.patch(ACTIONS)
