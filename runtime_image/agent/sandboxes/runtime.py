@@ -190,7 +190,8 @@ class SandboxRuntime:
         found = await self._in_thread(leftovers.sandbox_ids, machinery)
         removed: list[str] = []
         errors: list[Exception] = []
-        for name in sorted(found - keep):
+
+        async def remove(name: str) -> None:
             try:
                 await self.stop(name)
             except Exception as error:  # noqa: BLE001 - one that resists must not keep the others
@@ -198,10 +199,14 @@ class SandboxRuntime:
                 errors.append(error)
             else:
                 removed.append(name)
+
+        async with asyncio.TaskGroup() as group:
+            for name in found - keep:
+                group.create_task(remove(name))
         await self._in_thread(leftovers.detach_loops, machinery, keep)
         if errors:
             raise ExceptionGroup("some sandboxes could not be removed", errors)
-        return removed
+        return sorted(removed)
 
     def _open(self) -> Machinery:
         settings = self._settings
