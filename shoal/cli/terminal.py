@@ -123,7 +123,7 @@ def _feed(running: Running, descriptor: int) -> None:
 def interact(box: Session, command: str | list[str], options: dict[str, Any]) -> ExecResult:
     """Runs a command on a terminal of its own that looks like this one."""
     env = {"TERM": os.environ.get("TERM", "xterm-256color"), **options.get("env", {})}
-    size = shutil.get_terminal_size()
+    size = _size()
     running = box.start(
         command,
         stdin_open=True,
