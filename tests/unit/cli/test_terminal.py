@@ -147,9 +147,11 @@ class Terminal:
     """The program on a pseudo terminal."""
 
     def __init__(self, *arguments: str) -> None:
-        self.pid, self.master = pty.fork()
-        if self.pid == 0:
-            os.execv(sys.executable, [sys.executable, "-m", "shoal", *arguments])
+        self.master, slave = pty.openpty()
+        self.program = subprocess.Popen(
+            [sys.executable, "-m", "shoal", *arguments], stdin=slave, stdout=slave, stderr=slave
+        )
+        os.close(slave)
         self.seen = b""
 
     def read_until(self, pattern: bytes) -> None:
@@ -164,14 +166,24 @@ class Terminal:
                 raise AssertionError(f"ended without {pattern!r}: {self.seen!r}") from None
 
     def end(self) -> int:
-        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        os.close(self.master)
-        return code
+        """Waits for it; its exit code. The terminal is left open."""
+        return self.program.wait(30)
 
 
-def test_a_terminal_is_raw_and_passes_everything_on(served: Echo) -> None:
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    opened: list[Terminal] = []
+    yield opened
+    for terminal in opened:
+        terminal.program.kill()
+        terminal.program.wait()
+        os.close(terminal.master)
+
+
+def test_a_terminal_is_raw_and_passes_everything_on(served: Echo, terminals: list[Terminal]) -> None:
     """Ctrl-C, Ctrl-D and escape sequences are the command's; its size follows; its exit code comes out."""
     terminal = Terminal("exec", "-t", "ses_1", "top")
+    terminals.append(terminal)
     terminal.read_until(rb"ready")
     assert served.action["tty"] == {"rows": 24, "cols": 80}
     assert "TERM" in served.action["env"]
@@ -179,25 +191,24 @@ def test_a_terminal_is_raw_and_passes_everything_on(served: Echo) -> None:
         os.write(terminal.master, keys)
         terminal.read_until(rb"\[" + keys.hex().encode() + rb"\]")
     fcntl.ioctl(terminal.master, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    os.kill(terminal.pid, signal.SIGWINCH)
+    terminal.program.send_signal(signal.SIGWINCH)
     with served.changed:
         assert served.changed.wait_for(lambda: (40, 120) in served.sizes, 30)
     os.write(terminal.master, b"q")
     assert terminal.end() == 9
 
 
-def test_a_hang_up_kills_the_command_and_mends_the_terminal(served: Echo) -> None:
+def test_a_hang_up_kills_the_command_and_mends_the_terminal(served: Echo, terminals: list[Terminal]) -> None:
     """SIGTERM unwinds: the command is killed, the terminal is as it was."""
     terminal = Terminal("exec", "-t", "ses_1", "top")
+    terminals.append(terminal)
     terminal.read_until(rb"ready")
     assert not termios.tcgetattr(terminal.master)[3] & termios.ICANON
-    os.kill(terminal.pid, signal.SIGTERM)
+    terminal.program.send_signal(signal.SIGTERM)
     with served.changed:
         assert served.changed.wait_for(lambda: served.killed, 30)
-    _, status = os.waitpid(terminal.pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGTERM
+    assert terminal.end() == 128 + signal.SIGTERM
     assert termios.tcgetattr(terminal.master)[3] & termios.ICANON
-    os.close(terminal.master)
 
 
 def test_piped_input_reaches_the_command_as_it_comes(served: Echo) -> None:

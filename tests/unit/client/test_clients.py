@@ -232,6 +232,7 @@ def test_errors_of_the_client_survive_pickling() -> None:
         assert str(again) == str(made)
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # from Python 3.12 on
 def test_a_forked_child_has_its_own_connections_and_ends_nothing(shoal: Shoal, service: FakeService) -> None:
     """The child acts under ids of its own; leaving the block in it leaves the parent's session alone."""
     with shoal.session("code:1") as box:

@@ -67,6 +67,7 @@ def test_the_same_pickle_loaded_twice_is_the_same_task_again() -> None:
     assert pickle.loads(raw).next() == pickle.loads(raw).next()
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # from Python 3.12 on
 def test_a_forked_child_counts_in_a_space_of_its_own() -> None:
     """The child's ids are neither the parent's next ones nor another child's."""
     steps = StepCounter()
