@@ -137,8 +137,9 @@ class Adopter:
         bench = self._incarnator.attach(hosted)
         hosted.state = "running"
         hosted.meter.condition = "running"
-        usage = self._runtime.usage(started.sandbox)
-        hosted.meter.cpu_usec, hosted.oom_kills = usage.cpu_usec, usage.oom_kills
+        hosted.meter.start = one.about.metered_to or hosted.meter.start
+        hosted.meter.cpu_usec = one.about.metered_cpu_usec
+        hosted.oom_kills = self._runtime.usage(started.sandbox).oom_kills
         await self._steps(hosted, bench)
         self._service.watch(hosted)
         hosted.changed()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import signal
 import socket
@@ -22,9 +21,10 @@ from runtime_image.agent.clock import SystemClock
 from runtime_image.agent.control import HttpControlPlane
 from runtime_image.agent.ending import Ender
 from runtime_image.agent.events import Events
-from runtime_image.agent.guest_runtime import GUEST_MOUNT, build_guest_runtime, guest_argv
+from runtime_image.agent.guest_runtime import build_guest_runtime
 from runtime_image.agent.heartbeat import Heart, Reporter
 from runtime_image.agent.holder import HolderClient
+from runtime_image.agent.host_runtime import runtime_settings
 from runtime_image.agent.http.actions import ActionRoutes
 from runtime_image.agent.http.app import create_app
 from runtime_image.agent.http.files import FileRoutes
@@ -39,7 +39,7 @@ from runtime_image.agent.metering import UsageQueue
 from runtime_image.agent.metrics import AgentMetrics, Sources
 from runtime_image.agent.ports import DescriptorStore, NoStore
 from runtime_image.agent.report import Report
-from runtime_image.agent.sandboxes import RuntimeSettings, SandboxRuntime
+from runtime_image.agent.sandboxes import SandboxRuntime
 from runtime_image.agent.service import HostLimits, SandboxService
 from runtime_image.agent.settings import AgentSettings
 from runtime_image.agent.snapshots import Snapshots
@@ -99,7 +99,13 @@ class Agent:
         stack.callback(listener.close)
         address = settings.advertise or "http://{}:{}".format(*listener.getsockname()[:2])
         guest_dir = await asyncio.to_thread(build_guest_runtime, settings.guest_dir or home / "guest")
-        runtime = await stack.enter_async_context(SandboxRuntime(_runtime_settings(settings, guest_dir)))
+        runtime = await stack.enter_async_context(
+            SandboxRuntime(
+                runtime_settings(
+                    home, guest_dir=guest_dir, cgroup_name=settings.cgroup_name, id_base=settings.id_base
+                )
+            )
+        )
         control, transfer, tokens = (
             HttpControlPlane(settings.control_url),
             UrlTransfer(),
@@ -212,6 +218,7 @@ class Agent:
         life = Life(
             service=service,
             ender=ender,
+            incarnator=incarnator,
             warm=warm,
             layers=layers,
             disk_path=home,
@@ -305,20 +312,6 @@ class Agent:
 def create_agent(settings: AgentSettings) -> Agent:
     """An agent for one host, not running yet."""
     return Agent(settings)
-
-
-def _runtime_settings(settings: AgentSettings, guest_dir: Path) -> RuntimeSettings:
-    key = int.from_bytes(hashlib.sha256(str(settings.home.resolve()).encode()).digest()[:8], "big")
-    base = settings.id_base if settings.id_base is not None else id_stretch.claim(settings.home)
-    return RuntimeSettings(
-        home=settings.home / "runtime",
-        guest_dir=guest_dir,
-        guest_argv=tuple(guest_argv()),
-        cgroup_name=settings.cgroup_name or f"shoal-{key & 0xFFFFFFFFFF:010x}",
-        id_base=base,
-        id_count=id_stretch.RANGES,
-        guest_mount=GUEST_MOUNT,
-    )
 
 
 def _descriptors(settings: AgentSettings) -> DescriptorStore:

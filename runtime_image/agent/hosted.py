@@ -17,6 +17,7 @@ from runtime_image.agent.metering import Meter, Payer
 from shoal.contract.base import SessionId
 from shoal.contract.errors import ErrorCode, ErrorDetail, ShoalError
 from shoal.contract.host import SandboxStart, SandboxState, SandboxStatus
+from shoal.contract.images import ImageConfig
 from shoal.contract.states import EndReason, Phase
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 
 #: Where an action runs when neither the session nor its image says.
 DEFAULT_WORKDIR = "/workspace"
+
+
+def workdir_of(config: ImageConfig) -> str:
+    """Where actions run in an image's sandboxes unless the session says otherwise."""
+    return config.workdir or DEFAULT_WORKDIR
 
 
 def payer_of(spec: SandboxStart) -> Payer:
@@ -110,7 +116,7 @@ class Hosted:
     @property
     def workdir(self) -> str:
         """Where actions run unless they say otherwise."""
-        return self.spec.workdir or self.spec.source.config.workdir or DEFAULT_WORKDIR
+        return self.spec.workdir or workdir_of(self.spec.source.config)
 
     @property
     def user(self) -> str | None:

@@ -12,7 +12,7 @@ from runtime_image.agent.actions.perform import perform
 from runtime_image.agent.actions.run import ActionRun
 from runtime_image.agent.actions.runner import SessionActions
 from runtime_image.agent.clock import Clock
-from runtime_image.agent.hosted import Hosted
+from runtime_image.agent.hosted import Hosted, workdir_of
 from runtime_image.agent.journals import Journals
 from runtime_image.agent.keeper import About, Keeper
 from runtime_image.agent.link import LinkError
@@ -84,12 +84,12 @@ class Incarnator:
                 hosted.warm = True
             else:
                 await self._cold(hosted)
-            await self._ready(hosted)
-            if hosted.state != "starting":
-                # It was ended meanwhile; who ended it cleans up.
-                raise asyncio.CancelledError
         finally:
             self._starter.claims -= 1
+        await self._ready(hosted)
+        if hosted.state != "starting":
+            # It was ended meanwhile; who ended it cleans up.
+            raise asyncio.CancelledError
         hosted.timings_ms["total"] = round((self._clock.monotonic() - began) * 1000, 3)
         self._run(hosted)
 
@@ -139,10 +139,12 @@ class Incarnator:
         assert hosted.link is not None
         if hosted.spec.rewound:
             await hosted.past()
-        try:
-            await prepare_workdir(hosted, hosted.link)
-        except LinkError as error:
-            raise start_failed(Phase.STARTING_SANDBOX, "The sandbox went away at its start.") from error
+        config = hosted.spec.source.config
+        if not hosted.warm or (hosted.workdir, hosted.user) != (workdir_of(config), config.user):
+            try:
+                await prepare_workdir(hosted.link, hosted.workdir, hosted.user)
+            except LinkError as error:
+                raise start_failed(Phase.STARTING_SANDBOX, "The sandbox went away at its start.") from error
         if hosted.spec.on_start:
             self._phase(hosted, Phase.ON_START)
             began = self._clock.monotonic()
@@ -216,6 +218,8 @@ class Incarnator:
             warm=hosted.warm,
             acknowledged=hosted.acknowledged,
             running=hosted.state == "running",
+            metered_to=hosted.meter.start,
+            metered_cpu_usec=hosted.meter.cpu_usec,
         )
         self._keeper.keep_session(hosted.sandbox_id, hosted.sandbox.sock, about)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from datetime import datetime
 
 import structlog
 from pydantic import BaseModel, ValidationError
@@ -22,13 +23,16 @@ _ABOUT = ".about"
 
 
 class About(BaseModel):
-    """What a sandbox is: a session's (`spec`), or a warm one (`key`, `source`)."""
+    """What a sandbox is: a session's (`spec`), or a warm one (`key`, `source`). `metered_to`, `metered_cpu_usec`: where
+    its next usage record begins."""
 
     layers: list[Layer]
     spec: SandboxStart | None = None
     warm: bool = False
     acknowledged: bool = False
     running: bool = False
+    metered_to: datetime | None = None
+    metered_cpu_usec: int = 0
     key: WarmKey | None = None
     source: SandboxSource | None = None
 
@@ -71,8 +75,8 @@ class Keeper:
                 if sock is not None:
                     self._store.put(sandbox_id, sock.fileno())
             else:
-                os.pwrite(fd, data, 0)
-                os.ftruncate(fd, len(data))
+                # Padded rather than cut: whenever we die, what is there can be read.
+                os.pwrite(fd, data.ljust(os.fstat(fd).st_size), 0)
         except OSError as error:
             _log.error("holder.failed", sandbox_id=sandbox_id, error=str(error))
 

@@ -10,6 +10,7 @@ import structlog
 
 from runtime_image.agent.clock import Clock
 from runtime_image.agent.ending import Ender
+from runtime_image.agent.incarnate import Incarnator
 from runtime_image.agent.layer_store import LayerStore
 from runtime_image.agent.service import SandboxService
 from runtime_image.agent.warm import WarmPool
@@ -28,6 +29,7 @@ class Life:
         *,
         service: SandboxService,
         ender: Ender,
+        incarnator: Incarnator,
         warm: WarmPool,
         layers: LayerStore,
         disk_path: Path,
@@ -37,6 +39,7 @@ class Life:
     ) -> None:
         self._service = service
         self._ender = ender
+        self._incarnator = incarnator
         self._warm = warm
         self._layers = layers
         self._disk_path = disk_path
@@ -69,6 +72,7 @@ class Life:
                 continue
             if (now - hosted.meter.start).total_seconds() >= self._usage_interval_s:
                 self._ender.cut(hosted)
+                self._incarnator.keep(hosted)
             kills = self._ender.oom_kills(hosted)
             if kills != hosted.oom_kills:
                 hosted.oom_kills = kills

@@ -148,11 +148,12 @@ class Starter:
             raise start_failed(Phase.STARTING_SANDBOX, "The sandbox's guest did not answer.") from error
 
 
-async def prepare_workdir(hosted: Hosted, link: GuestLink) -> None:
-    """Make the working directory, owned by the session's user, where the disk has none."""
-    await link.file_op(
-        {"op": "mkdir", "path": hosted.workdir, "parents": True, "exist_ok": True, "owner": hosted.user}
-    )
+async def prepare_workdir(link: GuestLink, workdir: str, user: str | None) -> None:
+    """Make the working directory, owned by who works in it (None: root), where the disk has none.
+
+    One that cannot be made is left to the first action, which says why.
+    """
+    await link.file_op({"op": "mkdir", "path": workdir, "parents": True, "owner": user})
 
 
 async def run_on_start(hosted: Hosted, link: GuestLink, runtime: RuntimePort) -> None:

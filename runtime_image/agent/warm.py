@@ -10,12 +10,13 @@ import structlog
 
 from runtime_image.agent.admission import Reservation
 from runtime_image.agent.clock import Clock
+from runtime_image.agent.hosted import workdir_of
 from runtime_image.agent.keeper import Keeper
 from runtime_image.agent.layer_store import LayerStore
 from runtime_image.agent.link import GuestLink, LinkError
 from runtime_image.agent.ports import RuntimePort
 from runtime_image.agent.sandboxes import Limits, SandboxRuntimeError
-from runtime_image.agent.starting import Started, Starter
+from runtime_image.agent.starting import Started, Starter, prepare_workdir
 from shoal.contract.base import new_id
 from shoal.contract.errors import ShoalError
 from shoal.contract.host import SandboxSource, WarmKey, WarmOrder, WarmReport
@@ -197,6 +198,11 @@ class WarmPool:
             return
         finally:
             level.starting -= 1
+        try:
+            await prepare_workdir(started.link, workdir_of(source.config), source.config.user)
+        except LinkError:
+            # Seen at the hand-over, if it is gone.
+            pass
         self.started += 1
         level.error, level.failures = None, 0
         one = WarmSandbox(sandbox_id=sandbox_id, key=key, started=started, reservation=warm_reservation(key))

@@ -11,7 +11,14 @@ import structlog
 from runtime_image.agent import crash
 from runtime_image.agent.actions.lane import Lane
 from runtime_image.agent.actions.records import Records, Replay, check_same
+from runtime_image.agent.actions.redact import kept_json
 from runtime_image.agent.actions.run import ActionRun, Batch, KillReason
+from runtime_image.agent.actions.shrink import (
+    JOURNAL_LIMIT_BYTES,
+    SMALL_BYTES,
+    shrink_action,
+    shrink_observation,
+)
 from runtime_image.agent.clock import Clock
 from runtime_image.agent.errors import detail_of
 from runtime_image.agent.journal.file import Entry, Journal
@@ -157,9 +164,10 @@ class SessionActions:
         """Give the step its seq and record the intent; False when that cannot be written."""
         at = self._clock.now()
         try:
-            run.entry = self._journal.intent(
-                seq=self._next_seq, id=run.id, sha=run.sha, action=run.kept, at=at
-            )
+            kept = run.kept
+            if len(kept) > SMALL_BYTES and self._journal.size_bytes > JOURNAL_LIMIT_BYTES:
+                kept = kept_json(shrink_action(run.action))
+            run.entry = self._journal.intent(seq=self._next_seq, id=run.id, sha=run.sha, action=kept, at=at)
         except OSError as error:
             _log.error("journal.write_failed", session_id=self._session, epoch=self._epoch, errno=error.errno)
             problem = ShoalError(
@@ -212,18 +220,32 @@ class SessionActions:
             )
             self._settle(run, ActionStatus.UNKNOWN, _detail_json(problem), is_error=True, failed=True)
         else:
-            body = observation.model_dump_json().encode()
-            self._settle(run, ActionStatus.DONE, body, is_error=False, failed=observation.failed)
+            body = recorded = observation.model_dump_json().encode()
+            if len(body) > SMALL_BYTES and self._journal.size_bytes > JOURNAL_LIMIT_BYTES:
+                recorded = shrink_observation(observation).model_dump_json().encode()
+            self._settle(
+                run, ActionStatus.DONE, body, is_error=False, failed=observation.failed, recorded=recorded
+            )
         finally:
             lane.release(run)
 
     def _settle(
-        self, run: ActionRun, status: ActionStatus, body: bytes, *, is_error: bool, failed: bool
+        self,
+        run: ActionRun,
+        status: ActionStatus,
+        body: bytes,
+        *,
+        is_error: bool,
+        failed: bool,
+        recorded: bytes | None = None,
     ) -> None:
+        """End a step: `body` is answered now, `recorded` (None: the same) from the journal ever after."""
         run.status, run.body, run.is_error, run.failed = status, body, is_error, failed
         assert run.entry is not None
         try:
-            self._journal.result(run.entry, status=status, body=body, at=self._clock.now(), is_error=is_error)
+            self._journal.result(
+                run.entry, status=status, body=recorded or body, at=self._clock.now(), is_error=is_error
+            )
         except OSError as error:
             # The caller is told what is true; a repeat after a restart will be told that it is not known.
             _log.error("journal.write_failed", session_id=self._session, epoch=self._epoch, errno=error.errno)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,25 @@ async def _kill_agent(agent: AgentProcess, control: Control) -> None:
 async def _trajectory(box: BoxHandle) -> list[Any]:
     _, raw = await box.get("/trajectory")
     return [json.loads(line) for line in raw.splitlines()]
+
+
+async def test_the_cleanup_command_leaves_nothing_of_a_killed_host(
+    control: Control, root: Path, shared: Path, source: SandboxSource
+) -> None:
+    """Holder and agent killed at once: the command removes every sandbox, and refuses while an agent lives there."""
+    agent = AgentProcess(control, root / "h1", holder=True, **options(shared))
+    await agent.start()
+    await agent.create(source)
+    argv = [sys.executable, "-m", "runtime_image.agent.cleanup", "--home", str(agent.home)]
+    refusing = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
+    assert await refusing.wait() == 1
+    pid = agent.pid_of_agent()
+    assert agent.process is not None
+    agent.process.kill()
+    os.kill(pid, signal.SIGKILL)
+    await agent.stop()
+    assert list((agent.home / "runtime" / "sandboxes").iterdir())
+    cleaning = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
+    assert await cleaning.wait() == 0
+    assert list((agent.home / "runtime" / "sandboxes").iterdir()) == []
+    assert str(root) not in Path("/proc/mounts").read_text()

@@ -253,3 +253,39 @@ def _guest_pids(agent: AgentProcess) -> set[int]:
         if pid:
             found.add(int(pid))
     return found
+
+
+async def test_a_sandbox_can_be_ended_while_it_starts(
+    agent: AgentProcess, control: Control, source: SandboxSource
+) -> None:
+    """Delete works from every state and is repeatable; nothing of a half-made start is left."""
+    box = await agent.create(source, on_start=["sleep 1000"], wait_s=0)
+    assert (box.status_code, box.status["state"]) == (202, "starting")
+    fresh = await agent.create(source, wait_s=0)
+    for one in (box, fresh):
+        status, ended = await one.delete()
+        assert (status, ended["state"], ended["end_reason"]) == (200, "ended", "deleted")
+        assert (await one.delete())[1]["state"] == "ended"
+    assert _guest_pids(agent) == set()
+    status, refused = await agent.call(
+        "DELETE", "/v1/sandboxes/ses_none?epoch=1", token=control.token(kind="control")
+    )
+    assert (status, refused["error"]["code"]) == (404, "not_found")
+
+
+async def test_the_next_epoch_takes_the_place_of_the_one_before(
+    agent: AgentProcess, control: Control, source: SandboxSource
+) -> None:
+    """A start of a later epoch ends the earlier sandbox first; one of an earlier epoch is refused."""
+    first = await agent.create(source)
+    await first.sh("true")
+    second = await agent.create(
+        source, session=first.session, epoch=2, first_seq=2, rewound=True, restored_seq=0
+    )
+    assert second.status["state"] == "running"
+    status, refused = await first.post(action={"type": "exec", "command": "true"})
+    assert (status, refused["error"]["code"]) == (401, "token_refused")
+    late = await agent.create(source, session=first.session, epoch=1)
+    assert late.status["state"] in ("ended", "ending")
+    beat = await control.beat_where(lambda beat: len(beat.sandboxes) == 2)
+    assert {(one.epoch, one.state) for one in beat.sandboxes} == {(1, "ended"), (2, "running")}
