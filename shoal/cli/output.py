@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from shoal.client.errors import ConfigError, PythonMismatch, RemoteError, WaitTimeout
+from shoal.client.errors import ConfigError, ConnectionFailed, PythonMismatch, RemoteError, WaitTimeout
 from shoal.contract.errors import Next, ShoalError
 from shoal.contract.sessions import Session
 
@@ -131,7 +131,10 @@ def explain(error: BaseException) -> bool:
         if isinstance(log := error.details.get("log"), str):
             console.print(_plain(log.rstrip()), highlight=False)
         after = f" in {error.retry_after_s:g} s" if error.retry_after_s else ""
-        console.print(f"[bold]next:[/] {_NEXT[error.next]}{after} [dim]({error.next})[/]", highlight=False)
+        step = _NEXT[error.next]
+        if isinstance(error, ConnectionFailed):
+            step = "start the server (`shoal up`), or say where it is (SHOAL_URL, SHOAL_API_KEY)"
+        console.print(f"[bold]next:[/] {step}{after} [dim]({error.next})[/]", highlight=False)
         return True
     if isinstance(error, ConfigError | WaitTimeout | PythonMismatch | RemoteError | Fail | OSError):
         if _State.json:

@@ -100,10 +100,9 @@ class _Making:
             raise ConfigError(f"the service's URL or the key cannot be used: {error}") from error
 
 
-def _failed(error: Exception) -> TransportFailed:
-    name = type(error).__name__
-    text = str(error) or name
-    return TransportFailed(text, arrived=not isinstance(error, _NOT_SENT))
+def _failed(error: Exception, url: str) -> TransportFailed:
+    text = str(error) or type(error).__name__
+    return TransportFailed(f"{url}: {text}", arrived=not isinstance(error, _NOT_SENT))
 
 
 def _headers(response: httpx.Response) -> dict[str, str]:
@@ -173,7 +172,7 @@ class SyncPool:
                 finally:
                     response.close()
             except (httpx.TransportError, httpx.DecodingError) as error:
-                raise _failed(error) from error
+                raise _failed(error, send.base_url or self._making.config.url) from error
 
     def send(self, send: Send) -> Reply:
         """A whole answer; the body of a 2xx one goes to the request's sink when it has one.
@@ -286,7 +285,7 @@ class AsyncPool:
                 finally:
                     await response.aclose()
             except (httpx.TransportError, httpx.DecodingError) as error:
-                raise _failed(error) from error
+                raise _failed(error, send.base_url or self._making.config.url) from error
 
     async def send(self, send: Send) -> Reply:
         """A whole answer; the body of a 2xx one goes to the request's sink when it has one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from shoal.client.errors import ActionFailed
 from shoal.contract import actions
@@ -16,6 +16,9 @@ R = TypeVar("R", bound="Result")
 
 class Result(BaseModel):
     """What every result has beside its observation's fields."""
+
+    # Results are made from observations that are validated already: their own validators are hardly ever needed.
+    model_config = ConfigDict(defer_build=True)
 
     _record: ActionRecord | None = PrivateAttr(default=None)
 

@@ -130,7 +130,7 @@ def call(context: Context, send: Send, *, deadline: float | None = None) -> Op[R
         try:
             reply = reply_of((yield send))
         except TransportFailed as failure:
-            error = errors.ConnectionFailed(ErrorCode.UNAVAILABLE, f"no answer from the service: {failure}")
+            error = errors.ConnectionFailed(ErrorCode.UNAVAILABLE, f"no answer from the service at {failure}")
             repeatable = repeatable or not failure.arrived
         else:
             refusal = error_of(reply)
