@@ -24,10 +24,13 @@ from .workers import READING, start_worker
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
+    from collections.abc import Callable
     from resource import struct_rusage
     from typing import Any
 
     from .residents import Residents
+
+    Reply = Callable[[dict[str, Any]], None]
 else:
     import _signal
 
@@ -122,63 +125,72 @@ class Guest:
         if stream & wire.MORE:
             self._pieces[ident] = (data, held)
             return
+        reply = self._replier(ident)
         try:
             request = loads(data)
             assert isinstance(request, dict)
             names = dict(zip(request.get("fds", ()), held, strict=False))
-            self._request(ident, request, names)
+            self._request(ident, request, names, reply)
         except Exception as err:  # noqa: BLE001 - every request is answered
             complain(f"request {ident}: {err!r}")
-            self.reply(ident, failure(getattr(err, "errno", None) or EINVAL, repr(err), "request"))
+            reply(failure(getattr(err, "errno", None) or EINVAL, f"{err!r:.1000}", "request"))
         finally:
             for fd in held:
                 os.close(fd)
 
-    def reply(self, ident: int, body: dict[str, Any]) -> None:
-        """Answer request `ident`; the body is cut to fit a frame only by who makes it."""
-        self.channel.post(wire.frame(wire.RESPONSE, 0, ident, dumps(body)))
+    def _replier(self, ident: int) -> Reply:
+        """Answers request `ident` once, and only the agent that asked."""
+        greeted, replied = self._greeted, False
 
-    def _request(self, ident: int, request: dict[str, Any], fds: dict[str, int]) -> None:
+        def reply(body: dict[str, Any]) -> None:
+            nonlocal replied
+            if not replied and self._greeted == greeted:
+                replied = True
+                self.channel.post(wire.frame(wire.RESPONSE, 0, ident, dumps(body)))
+
+        return reply
+
+    def _request(self, ident: int, request: dict[str, Any], fds: dict[str, int], reply: Reply) -> None:
         op = request["op"]
         if op == "spawn":
-            self._spawn(ident, request, fds.get("procs"))
+            self._spawn(request, fds.get("procs"), reply)
         elif op == "forget":
             for name in request["ids"]:
                 self._forget(name)
-            self.reply(ident, {})
+            reply({})
         elif op == "list":
             after = request.get("after") or ""
             names = sorted(name for name in self.processes if name > after)[:_PAGE]
-            self.reply(ident, {"processes": [self.processes[name].describe() for name in names]})
+            reply({"processes": [self.processes[name].describe() for name in names]})
         elif op == "attach":
             process = self.processes.get(request["id"])
             if process is None:
-                self.reply(ident, failure(ESRCH, f"no process {request['id']}", "request"))
+                reply(failure(ESRCH, f"no process {request['id']}", "request"))
                 return
             self._handles[request["handle"]] = process
-            self.reply(ident, process.describe())
+            reply(process.describe())
             process.attach(request["handle"])
         elif op == "file":
-            self._file(ident, request, fds)
+            self._file(ident, request, fds, reply)
         elif op == "cancel":
             pid, operation = self._workers.get(request["request"], (0, ""))
             if operation in READING:
                 os.kill(pid, _signal.SIGKILL)
-            self.reply(ident, {})
+            reply({})
         elif op == "resize":
             self.processes[request["id"]].resize(*request["size"])
-            self.reply(ident, {})
+            reply({})
         else:
-            self.reply(ident, failure(ENOSYS, f"no operation {op!r}", "request"))
+            reply(failure(ENOSYS, f"no operation {op!r}", "request"))
 
-    def _file(self, ident: int, request: dict[str, Any], fds: dict[str, int]) -> None:
+    def _file(self, ident: int, request: dict[str, Any], fds: dict[str, int], reply: Reply) -> None:
         stage = "user"
         try:
             account = self.accounts.find(request.get("user"))
             stage = "fork"
             pid = start_worker(request, account, self.devnull, fds)
         except OSError as err:
-            self.reply(ident, failure(err.errno or 0, err.strerror or str(err), stage))
+            reply(failure(err.errno or 0, err.strerror or str(err), stage))
             return
         self._workers[ident] = (pid, request["do"])
         greeted = self._greeted
@@ -186,8 +198,8 @@ class Guest:
         def ended(status: int, usage: struct_rusage) -> None:
             if self._greeted == greeted:
                 del self._workers[ident]
-                code = os.waitstatus_to_exitcode(status)
-                self.reply(ident, {"signal": -code if code < 0 else None})
+            code = os.waitstatus_to_exitcode(status)
+            reply({"signal": -code if code < 0 else None})
 
         self.reaper.expect(pid, ended)
 
@@ -197,12 +209,12 @@ class Guest:
             process.forget()
             self.drop(process)
 
-    def _spawn(self, ident: int, spec: dict[str, Any], procs_fd: int | None) -> None:
+    def _spawn(self, spec: dict[str, Any], procs_fd: int | None, answer: Reply) -> None:
         for done in spec.get("forget", ()):
             self._forget(done)
         name, handle = spec["id"], spec["handle"]
         if name in self.processes:
-            self.reply(ident, failure(EEXIST, f"process {name} exists", "request"))
+            answer(failure(EEXIST, f"process {name} exists", "request"))
             return
         process = Process(self.loop, self.channel, name, handle)
         self.processes[name] = process
@@ -211,7 +223,7 @@ class Guest:
         def reply(body: dict[str, Any]) -> None:
             if "errno" in body:
                 self.drop(process)
-            self.reply(ident, body)
+            answer(body)
 
         if spec.get("shell") is not None:
             self._named("shell").run(spec["shell"], spec, process, procs_fd, reply)

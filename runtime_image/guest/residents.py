@@ -67,14 +67,16 @@ class Resident:
         self.alive = True
 
         def decided(failed: dict[str, Any] | None) -> None:
-            process = self.process
-            if failed is None or process is None:
+            if failed is None:
                 self.lived = True
                 reply({"pid": self.pid})
                 return
+            # Its exit is still to come, but nothing is to be sent to it any more.
+            self.alive = False
             self.cleanup()
-            self.process = None
-            process.forget()
+            process, self.process = self.process, None
+            if process is not None:
+                process.forget()
             reply(failed)
 
         watch_start(self.guest, self.pid, failure_fd, decided, self._exited)
@@ -190,6 +192,7 @@ class Residents:
             resident.run(process, spec)
         except OSError as err:
             if resident is not None:
+                resident.alive = False
                 resident.cleanup()
                 resident.process = None
             process.forget()

@@ -13,6 +13,8 @@ import msgpack  # type: ignore[import-untyped]
 from runtime_image.guest.wire import WireError
 from runtime_image.guest.workers import BYTES, CHUNK, ITEM, PIECE, RECORD, RESULT
 
+from .errors import LinkError
+
 # What one read or write moves; the default of 64 KiB costs a switch to the helper every time.
 _PIPE_BYTES = 1 << 20
 _MAP_BYTES = 64 << 10
@@ -34,14 +36,23 @@ class _Pipe:
         os.set_blocking(fd, False)
         self._fd = fd
         self._closed = False
+        self._waiting: tuple[asyncio.Future[None], Callable[[int], Any]] | None = None
 
     def close(self) -> None:
-        """Close our end. Repeatable; whoever waits is woken by the error it then meets."""
-        if not self._closed:
-            self._closed = True
-            os.close(self._fd)
+        """Close our end. Repeatable; who waits for it meets a LinkError."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._waiting is not None:
+            ready, remove = self._waiting
+            remove(self._fd)
+            if not ready.done():
+                ready.set_exception(LinkError("the stream was closed"))
+        os.close(self._fd)
 
     async def _wait(self, add: Callable[..., Any], remove: Callable[[int], Any]) -> None:
+        if self._closed:
+            raise LinkError("the stream was closed")
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def wake() -> None:
@@ -49,10 +60,13 @@ class _Pipe:
                 ready.set_result(None)
 
         add(self._fd, wake)
+        self._waiting = (ready, remove)
         try:
             await ready
         finally:
-            remove(self._fd)
+            self._waiting = None
+            if not self._closed:
+                remove(self._fd)
 
 
 class RecordReader(_Pipe):
@@ -109,6 +123,8 @@ class RecordReader(_Pipe):
             if self._at:
                 del self._buffer[: self._at]
                 self._at = 0
+            if self._closed:
+                raise LinkError("the stream was closed")
             try:
                 data = os.read(self._fd, PIECE)
             except BlockingIOError:
@@ -145,6 +161,8 @@ class ChunkWriter(_Pipe):
 
     async def _write(self, pieces: list[memoryview]) -> None:
         while pieces:
+            if self._closed:
+                raise LinkError("the stream was closed")
             try:
                 count = os.writev(self._fd, pieces)
             except BlockingIOError:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runtime_image.agent.link import FileError, WorkerKilledError
+from runtime_image.agent.link import FileError, LinkError, WorkerKilledError
 
 if TYPE_CHECKING:
     from .conftest import Box
@@ -402,3 +402,16 @@ async def test_mkdir_and_remove(box: Box, place: Path) -> None:
     assert await do(box, "remove", place / "a", recursive=True) == {"removed": True}
     assert (place / "keep/f").exists()
     assert await do(box, "remove", place / "a", missing_ok=True) == {"removed": False}
+
+
+async def test_closing_a_stream_wakes_who_waits_for_it(box: Box, place: Path) -> None:
+    """A reader or writer that is closed elsewhere does not leave its task waiting for ever."""
+    async with await box.link.open_write(str(place / "g")) as writer:
+        await writer.write(b"x")
+        waiting = asyncio.create_task(writer._call.next())
+        await asyncio.sleep(0)
+        await writer.abort()
+        with pytest.raises(LinkError, match="closed"):
+            await waiting
+    await box.until(lambda: not box.children())
+    assert os.listdir(place) == []

@@ -20,7 +20,7 @@ from runtime_image.agent.link import GuestLink, LinkClosedError, SpawnError
 if TYPE_CHECKING:
     from .conftest import Box, Launch
 
-_PIDS = Path("/sys/fs/cgroup/pids")
+_PIDS, _MEMORY = Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup/memory")
 NEW_PID_1 = ["unshare", "--pid", "--fork", "--mount", "--mount-proc", "--kill-child"]
 
 
@@ -94,7 +94,7 @@ async def test_one_write_kills_the_whole_tree(box: Box) -> None:
 async def test_at_the_pids_limit_starts_fail_and_the_guest_lives(launch: Launch) -> None:
     """No more processes: spawn and file operations say EAGAIN; when there is room again they work."""
     with _cgroup(_PIDS) as group:
-        async with launch(before=lambda: (group / "cgroup.procs").write_text("0")) as box:  # type: ignore[arg-type, return-value]
+        async with launch(before=lambda: (group / "cgroup.procs").write_text("0")) as box:
             (group / "pids.max").write_text("6")
             bomb = await box.spawn("for i in 1 2 3 4 5 6 7 8 9; do sleep 60 & done; wait")
             await bomb.stderr.changed(0)
@@ -158,6 +158,36 @@ async def test_a_crash_in_the_middle_of_everything(box: Box) -> None:
     names = {(await box.done(process)).stdout for name, process in found.items() if name != flood.process_id}
     assert names == {f"{number}\n".encode() for number in range(20)}
     await box.until(lambda: box.zombies() == 0)
+
+
+async def test_answers_to_a_dead_agent_do_not_reach_the_next(box: Box) -> None:
+    """Requests under way when an agent dies are answered to nobody, though the next counts from one again."""
+    for number in range(20):
+        starting = [asyncio.create_task(box.spawn(f"exit {number}")) for _ in range(5)]
+        starting.append(asyncio.create_task(box.spawn("true", shell=f"shell{number}")))  # type: ignore[arg-type]
+        asking = asyncio.create_task(box.link.file_op({"op": "stat", "path": "/"}))
+        await asyncio.sleep(0)
+        box.link.close()
+        await asyncio.gather(*starting, asking, return_exceptions=True)
+        await box.reconnect()
+        assert (await box.run(f"echo {number}")).stdout == f"{number}\n".encode()
+        assert (await box.link.file_op({"op": "stat", "path": "/etc/passwd"}))["kind"] == "file"
+    for process in await box.link.processes():
+        await process.wait()
+        await box.link.forget(process.process_id)
+    assert await box.link.processes() == []
+
+
+@pytest.mark.skipif(not _MEMORY.is_dir(), reason="needs the v1 memory controller")
+async def test_out_of_memory_takes_the_process_and_not_the_guest(launch: Launch) -> None:
+    """At the memory limit the kernel chooses what was started, never the guest."""
+    with _cgroup(_MEMORY) as group:
+        (group / "memory.limit_in_bytes").write_text(str(48 << 20))
+        async with launch(before=lambda: (group / "cgroup.procs").write_text("0")) as box:
+            for _ in range(5):
+                done = await box.run(["python3", "-c", "x = b'x' * (200 << 20)"])
+                assert done.exit.signal == "KILL"
+                assert (await box.run("echo alive")).stdout == b"alive\n"
 
 
 async def test_an_agent_of_another_version_is_told(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
