@@ -35,7 +35,10 @@ class Departure:
                 await context.store.transact([put])
             except ConditionFailed:
                 continue
-            log.warning("host.gone", host_id=id, state=state.value, reason=detail)
+            if state is HostState.LOST:
+                log.warning("host.lost", host_id=id, reason=detail)
+            else:
+                log.info("host.gone", host_id=id, reason=detail)
             break
         context.fleet.stale()
         context.fleet.memory.forget(id)

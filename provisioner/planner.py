@@ -31,6 +31,7 @@ LEAD_S = 120.0
 _FIRST_BACKOFF_S = 2.0
 _MAX_BACKOFF_S = 60.0
 _COMING = frozenset({HostState.STARTING, HostState.READY, HostState.DRAINING})
+_OVER = frozenset({HostState.LOST, HostState.GONE})
 
 
 class _First:
@@ -54,7 +55,7 @@ def plan(view: View, policy: Policy, now: datetime) -> Plan:
     undrain: list[HostId] = []
     pools: list[PoolState] = []
     for host in view.hosts:
-        if host.state in (HostState.LOST, HostState.GONE):
+        if host.state in _OVER:
             if host.instance is not None:
                 stop.append(
                     StopInstance(instance=host.instance.id, host=host.view.id, reason=host.state.value)
@@ -83,7 +84,12 @@ def plan(view: View, policy: Policy, now: datetime) -> Plan:
             and each.expires_at > now
             and (each.by is None or each.by - now <= _lead(policy))
         ]
-        sizing = _size(pool, hosts, asks, wanted, state, now)
+        leaving = sum(
+            host.view.pool == pool.name and host.instance is not None
+            for host in view.hosts
+            if host.state in _OVER or host.view.id in losing
+        )
+        sizing = _size(pool, hosts, asks, wanted, state, leaving, now)
         if sizing.start:
             start[pool.name] = sizing.start
         undrain += sizing.undrain
@@ -182,8 +188,10 @@ def _size(
     asks: list[Ask],
     wanted: list[Wanted],
     state: PoolState,
+    leaving: int,
     now: datetime,
 ) -> _Sizing:
+    """How many hosts are short. `leaving`: machines that are being ended, and still take one of the pool's places."""
     sizing = _Sizing()
     shape = pool.host_room or _largest(hosts)
     everything = [*asks, *_prepared(pool, wanted)]
@@ -217,10 +225,12 @@ def _size(
         there = len(hosts) - len(drained) + len(sizing.undrain) + sizing.start
         if there < pool.min_hosts:
             sizing.start += pool.min_hosts - there
-    room_for = max(0, pool.max_hosts - len(hosts))
+    room_for = max(0, pool.max_hosts - len(hosts) - leaving)
     if sizing.start > room_for:
         sizing.start = room_for
         sizing.not_scaling = f"The pool is at its limit of {pool.max_hosts} hosts."
+        if leaving:
+            sizing.not_scaling = "A host that is being ended still takes the place of the next."
     if sizing.start and state.failures and state.last_failure_at is not None:
         backoff = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(10, state.failures - 1))
         if (now - state.last_failure_at).total_seconds() < backoff:
