@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from errno import EFBIG
 
-from .files import Replacement, describe, open_regular, path_of, write_all
-from .workers import Sink, Source, bad
+from .files import Replacement, describe, open_regular, path_of
+from .workers import Sink, Source, bad, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

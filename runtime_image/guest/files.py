@@ -11,7 +11,7 @@ import stat
 from errno import EEXIST, EINVAL, EISDIR, ENOENT
 
 from .accounts import find_ids
-from .workers import PIECE, Sink, Source, bad
+from .workers import PIECE, Sink, Source, bad, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -210,21 +210,13 @@ def write(request: dict[str, Any], sink: Sink, source: Source) -> dict[str, Any]
             # Tells the agent that it may send.
             sink.item({})
             sink.flush()
-            while data := source.read(PIECE):
-                write_all(target.fd, data)
+            source.copy_to(target.fd)
         else:
             write_all(target.fd, content)
     except BaseException:
         target.abort()
         raise
     return {**describe(target.commit()), "created": target.created}
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def open_stream(request: dict[str, Any], sink: Sink, source: Source) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import os
-from errno import EINVAL, EIO, EPIPE, errorcode
+from errno import ECANCELED, EINVAL, EIO, EPIPE, errorcode
 from struct import Struct
 
 from .accounts import Account
@@ -92,24 +92,45 @@ class Source:
         Raises:
             OSError: ECANCELED, the agent went away before it said that this was all.
         """
-        if self.complete:
+        if not self._begin():
             return b""
-        if self._left == 0:
-            header = b""
-            while len(header) < CHUNK.size:
-                header += self._take(CHUNK.size - len(header))
-            (self._left,) = CHUNK.unpack(header)
-            if self._left == 0:
-                self.complete = True
-                return b""
         data = self._take(min(size, self._left))
         self._left -= len(data)
         return data
 
+    def copy_to(self, fd: int) -> None:
+        """All of it, to a file, without a detour through this process.
+
+        Raises:
+            OSError: as `read`, and what writing raises.
+        """
+        while self._begin():
+            try:
+                count = os.splice(self._fd, fd, self._left)
+            except OSError as err:
+                if err.errno != EINVAL:
+                    raise
+                # A file system that cannot.
+                count = len(data := self._take(min(self._left, PIECE)))
+                write_all(fd, data)
+            if count == 0:
+                raise OSError(ECANCELED, "the writer went away")
+            self._left -= count
+
+    def _begin(self) -> bool:
+        """Be inside a chunk; False when all has come."""
+        if self._left == 0 and not self.complete:
+            header = b""
+            while len(header) < CHUNK.size:
+                header += self._take(CHUNK.size - len(header))
+            (self._left,) = CHUNK.unpack(header)
+            self.complete = self._left == 0
+        return not self.complete
+
     def _take(self, size: int) -> bytes:
         data = os.read(self._fd, size)
         if not data:
-            raise OSError(125, "the writer went away")
+            raise OSError(ECANCELED, "the writer went away")
         return data
 
 
@@ -196,6 +217,13 @@ def _operation(name: str) -> Operation:
     if name not in operations:
         raise bad(f"no file operation {name!r}")
     return operations[name]
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data`."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def error_of(err: OSError) -> dict[str, Any]:
