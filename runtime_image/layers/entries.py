@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 OPAQUE_XATTR = "trusted.overlay.opaque"
+ORIGIN_XATTR = "trusted.overlay.origin"
 # Overlay marks that make a tree meaningless apart from the mount it came from.
 _UNPORTABLE_XATTRS = frozenset({"trusted.overlay.redirect", "trusted.overlay.metacopy"})
 _KEPT_XATTRS = frozenset({"security.capability", "system.posix_acl_access", "system.posix_acl_default"})

@@ -12,7 +12,15 @@ from types import TracebackType
 from typing import Protocol
 
 from runtime_image.layers.dirs import DirStack, empty_directory, remove_entry
-from runtime_image.layers.entries import OPAQUE_XATTR, Content, Entry, Kind, keeps_xattr, kind_of
+from runtime_image.layers.entries import (
+    OPAQUE_XATTR,
+    ORIGIN_XATTR,
+    Content,
+    Entry,
+    Kind,
+    keeps_xattr,
+    kind_of,
+)
 from runtime_image.layers.errors import LayerRefused, TreeChanged
 
 _CHUNK = 1024 * 1024
@@ -183,6 +191,9 @@ class TreeSink:
         elif entry.kind is Kind.WHITEOUT:
             # The only device node ever made here: 0/0 opens nothing.
             os.mknod(name, stat.S_IFCHR, _WHITEOUT_DEVICE, dir_fd=parent)
+            # In a directory that nothing merges with, overlayfs filters whiteouts from listings only
+            # where this mark says that there may be some. Empty: of unknown origin.
+            os.setxattr(parent, ORIGIN_XATTR, b"")
         else:
             raise LayerRefused(f"a layer holds no {entry.kind.name.lower()}", entry.path)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from runtime_image.layers.dirs import DirStack
 from runtime_image.layers.entries import (
     OPAQUE_XATTR,
+    ORIGIN_XATTR,
     Entry,
     FileContent,
     Kind,
@@ -25,7 +26,6 @@ from runtime_image.layers.errors import TreeChanged, TreeUnsupported
 MAX_PATH_BYTES = 32 * 1024
 
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_ORIGIN_XATTR = "trusted.overlay.origin"
 # Kinds that may have several names and are the same thing under each.
 _LINKABLE = frozenset({Kind.FILE, Kind.SYMLINK, Kind.FIFO})
 
@@ -138,7 +138,7 @@ def walk(
                     if live:
                         continue
                     raise TreeChanged(f"{entry.path[:200]!r}: {error.strerror}") from error
-                merged = level.merged and not entry.opaque and _ORIGIN_XATTR in os.listxattr(fd)
+                merged = level.merged and not entry.opaque and ORIGIN_XATTR in os.listxattr(fd)
                 levels.append(_Level(sorted(os.listdir(fd)), entry.path + "/", opaque, merged))
 
 

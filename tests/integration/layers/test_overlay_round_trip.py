@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from runtime_image.layers import (
@@ -257,6 +257,19 @@ def fingerprints(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+@example(
+    # Squashed, the second step's whiteout of a/b lies in a directory that hides the lowers itself.
+    base=[],
+    steps=[
+        [("rename", "a", "b"), ("rename", "b", "a")],
+        [("remove", "a"), ("mkdir", "a")],
+    ],
+)
+@example(
+    # A directory takes the place of a file that the base has.
+    base=[("write", "c d", b"")],
+    steps=[[("remove", "c d"), ("mkdir", "c d")]],
+)
 @given(base=histories, steps=st.lists(histories, min_size=1, max_size=3))
 def test_any_history_comes_back_identical(
     fingerprints: str, base: list[tuple[object, ...]], steps: list[list[tuple[object, ...]]]
@@ -313,3 +326,20 @@ def test_any_history_comes_back_identical(
         finally:
             for left in room.iterdir():
                 remove_tree(left)
+
+
+def test_a_needless_whiteout_is_not_seen(tmp_path: Path) -> None:
+    """A layer may hide what is not there, as those of other tools do: listings stay clean."""
+    lower, tree, other = tmp_path / "lower", tmp_path / "tree", tmp_path / "other"
+    for path in (lower, tree / "new/inner", other):
+        path.mkdir(parents=True)
+    for path in (tree / "gone", tree / "new/gone", tree / "new/inner/gone"):
+        os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))
+    layer = through_blob(tree, tmp_path / "layer")
+    squash([layer, other], tmp_path / "squashed")
+    for number, top in enumerate((layer, tmp_path / "squashed")):
+        assert sorted(shown([lower, top], tmp_path / f"seen{number}")) == ["", "new", "new/inner"]
+        # Removing such a directory works as well, which fails where hidden entries are left in it.
+        with overlay([lower, top], tmp_path / f"again{number}") as merged:
+            subprocess.run(["rm", "-r", merged / "new"], check=True)
+            assert os.listdir(merged) == []
