@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -117,6 +118,16 @@ def test_output_streams_as_it_is_printed(client: httpx.Client, session: str) -> 
     assert printed == "1\n2\n3\n"
     assert record is not None
     assert record["observation"]["exit_code"] == 0
+
+
+@pytest.mark.parametrize("id", ["task/1", "a/stream", "a:b@c=d+e"])
+def test_ids_may_look_like_paths(client: httpx.Client, session: str, id: str) -> None:
+    """An encoded slash belongs to the id, whatever follows it."""
+    exec_(client, session, "echo hi", id=id)
+    url = f"/v1/sessions/{session}/actions/{quote(id, safe='')}"
+    assert client.get(url).json()["id"] == id
+    assert client.get(f"{url}/stream").text.startswith(("event: stdout", ": stream"))
+    assert client.delete(url).json()["error"]["code"] == "action_not_running"
 
 
 def test_stdin_is_fed_and_closed(client: httpx.Client, session: str) -> None:

@@ -151,6 +151,10 @@ class ActionRoutes:
 
     async def stream(self, request: Request) -> Response:
         """Server-sent events of what a step prints, and its end."""
+        if not request.scope["raw_path"].endswith(b"/stream"):
+            # The slash was encoded: it belongs to the id of a step that is called so.
+            request.path_params["action"] += "/stream"
+            return await self.get(request)
         hosted = self.hosted(request, write=False)
         id = request.path_params["action"]
         resume = request.headers.get("last-event-id") or request.query_params.get("last_event_id") or "0-0"
