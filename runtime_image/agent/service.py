@@ -295,6 +295,8 @@ class SandboxService:
             )
         hosted.changed()
         self._nudge()
+        # The pool stood back for this start.
+        self._warm.tend()
 
     def watch(self, hosted: Hosted) -> None:
         """End the sandbox when its guest goes."""
