@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
@@ -65,3 +66,8 @@ def harden() -> None:
         if capability not in _KEPT:
             # Fails where the runtime already took SETPCAP away together with these.
             _prctl(_PR_CAPBSET_DROP, capability)
+
+
+def die_with_parent() -> None:
+    """Be killed when the guest ends, also where it is not PID 1 and the kernel would not see to it."""
+    _prctl(_PR_SET_PDEATHSIG, 9)

@@ -19,6 +19,7 @@ from struct import Struct
 from .accounts import Account
 from .launch import become_user, die_first, enter_group
 from .pack import dumps
+from .system import die_with_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ def start_worker(request: dict[str, Any], account: Account, devnull: int, fds: d
 def _work(request: dict[str, Any], account: Account, devnull: int, fds: dict[str, int]) -> NoReturn:
     try:
         gc.disable()
+        die_with_parent()
         os.setsid()
         enter_group(fds.get("procs"))
         os.dup2(fds["out"], 1)
