@@ -39,8 +39,9 @@ from runtime_image.agent.metering import UsageQueue
 from runtime_image.agent.metrics import AgentMetrics, Sources
 from runtime_image.agent.ports import DescriptorStore, NoStore
 from runtime_image.agent.report import Report
+from runtime_image.agent.room import HostLimits
 from runtime_image.agent.sandboxes import SandboxRuntime
-from runtime_image.agent.service import HostLimits, SandboxService
+from runtime_image.agent.service import SandboxService
 from runtime_image.agent.settings import AgentSettings
 from runtime_image.agent.snapshots import Snapshots
 from runtime_image.agent.starting import Starter

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
 from runtime_image.agent import crash
 from runtime_image.agent.actions.records import Records
-from runtime_image.agent.admission import Admitted, Refusal, Reservation, admit, admit_warm, total
+from runtime_image.agent.admission import Reservation
 from runtime_image.agent.clock import Clock
 from runtime_image.agent.ending import Ender
 from runtime_image.agent.events import Events
@@ -21,6 +18,7 @@ from runtime_image.agent.incarnate import Incarnator
 from runtime_image.agent.journals import Journals
 from runtime_image.agent.metering import Meter
 from runtime_image.agent.ports import RuntimePort
+from runtime_image.agent.room import HostLimits, Room
 from runtime_image.agent.starting import disk_class
 from runtime_image.agent.warm import WARM_SHM_MIB, WarmPool
 from shoal.contract.base import SessionId
@@ -32,15 +30,6 @@ _log = structlog.get_logger()
 
 #: How long a start waits for the same session's earlier sandbox on this host to be gone.
 _PREDECESSOR_WAIT_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostLimits:
-    """What this host has. `disk_floor_mib`: with less free disk than this, nothing new is taken."""
-
-    capacity: Capacity
-    disk_path: Path
-    disk_floor_mib: int
 
 
 class SandboxService:
@@ -59,7 +48,6 @@ class SandboxService:
         clock: Clock,
         nudge: Callable[[], None],
     ) -> None:
-        self._limits = limits
         self._runtime = runtime
         self._warm = warm
         self._incarnator = incarnator
@@ -73,7 +61,7 @@ class SandboxService:
         self._starting_locks: dict[SessionId, asyncio.Lock] = {}
         self.draining = False
         self.fenced = False
-        self.refused = 0
+        self.room = Room(limits=limits, warm=warm, live=self.live)
 
     def __iter__(self) -> Iterator[Hosted]:
         return iter(list(self._all.values()))
@@ -108,35 +96,23 @@ class SandboxService:
         """One incarnation; None when it is not, or no longer, here."""
         return self._all.get((session, epoch))
 
-    def held(self) -> Reservation:
-        """What sandboxes of sessions hold."""
-        return total(hosted.reservation for hosted in self.live())
-
     def reserved(self) -> Capacity:
         """What all sandboxes hold, warm ones included."""
-        held = self.held() + total(self._warm.reservations().values())
-        return Capacity(
-            cpu_millis=held.cpu_millis,
-            memory_mib=held.memory_mib,
-            disk_mib=held.disk_mib,
-            sandboxes=held.sandboxes,
-        )
+        return self.room.reserved()
 
     @property
     def capacity(self) -> Capacity:
         """What may be held at the most."""
-        return self._limits.capacity
+        return self.room.capacity
+
+    @property
+    def refused(self) -> int:
+        """How many starts were refused for want of room."""
+        return self.room.refused
 
     def may_add_warm(self, ask: Reservation) -> bool:
         """Whether one more warm sandbox fits beside everything."""
-        if self.draining or self.fenced or self._short_of_disk():
-            return False
-        held = self.held() + total(self._warm.reservations().values())
-        return admit_warm(capacity=self._limits.capacity, held=held, ask=ask)
-
-    def _short_of_disk(self) -> bool:
-        free_mib = shutil.disk_usage(self._limits.disk_path).free >> 20
-        return free_mib < self._limits.disk_floor_mib
+        return not self.draining and not self.fenced and self.room.may_add_warm(ask)
 
     async def start(self, spec: SandboxStart) -> Hosted:
         """Take a session's sandbox of this epoch, or find the one that is here. It comes up in the background.
@@ -175,7 +151,7 @@ class SandboxService:
             if spec.resources.shm_mib == WARM_SHM_MIB
             else None
         )
-        reservation = self._admit(spec, key, size)
+        reservation = self.room.admit(spec, key, size)
         hosted = self.record(spec, reservation)
         hosted.bring_up = asyncio.create_task(self._bring_up(hosted, key))
         return hosted
@@ -218,37 +194,7 @@ class SandboxService:
                 ErrorCode.NOT_IMPLEMENTED, "The network mode `allowlist` is not implemented in this version."
             )
         if self.draining:
-            raise self._refusal("draining", 1, 0)
-
-    def _refusal(self, short_of: str, asked: int, left: int) -> ShoalError:
-        self.refused += 1
-        return ShoalError(
-            ErrorCode.HOST_REFUSED,
-            f"This host has no room: {short_of}.",
-            details={"short_of": short_of, "asked": asked, "left": left},
-        )
-
-    def _admit(self, spec: SandboxStart, key: WarmKey | None, disk_mib: int) -> Reservation:
-        if self._short_of_disk():
-            raise self._refusal("disk_free_mib", self._limits.disk_floor_mib, 0)
-        ask = Reservation(
-            cpu_millis=spec.resources.cpu_millis,
-            memory_mib=spec.resources.memory_mib,
-            disk_mib=disk_mib,
-        )
-        warm = self._warm.reservations()
-        decision = admit(
-            capacity=self._limits.capacity,
-            sessions=self.held(),
-            warm=warm,
-            ask=ask,
-            keep=self._warm.peek(key) if key is not None else None,
-        )
-        if isinstance(decision, Refusal):
-            raise self._refusal(decision.short_of, decision.asked, decision.left)
-        assert isinstance(decision, Admitted)
-        self._warm.evict(decision.evict)
-        return ask
+            raise self.room.refusal("draining", 1, 0)
 
     async def _bring_up(self, hosted: Hosted, warm_key: WarmKey | None) -> None:
         try:

@@ -22,7 +22,8 @@ from runtime_image.agent.layer_store import Stack
 from runtime_image.agent.link import GuestLink
 from runtime_image.agent.metering import UsageQueue
 from runtime_image.agent.ports import NoStore
-from runtime_image.agent.service import HostLimits, SandboxService
+from runtime_image.agent.room import HostLimits
+from runtime_image.agent.service import SandboxService
 from runtime_image.agent.starting import Starter
 from runtime_image.agent.transfer import UrlTransfer
 from runtime_image.agent.warm import WarmPool

@@ -66,7 +66,7 @@ async def test_a_failed_start_is_typed_and_leaves_nothing(host: Host, step: str)
     assert (status.state, status.end_reason, status.journal_flushed) == ("failed", "failed", True)
     assert status.error is not None
     assert status.error.code == ("image_pull_failed" if step == "layers" else "sandbox_start_failed")
-    assert (host.layers.held, host.runtime.living, host.service.held().sandboxes) == (0, {}, 0)
+    assert (host.layers.held, host.runtime.living, host.service.reserved().sandboxes) == (0, {}, 0)
     host.service.forget(hosted.session, 1)
     assert list(host.service) == []
     assert list((host.root / "journals").iterdir()) == []
