@@ -21,8 +21,12 @@ from shoal.client.sync_session import Session
 from shoal.contract.errors import ShoalError
 
 _CHUNK = 65_536
+#: What is kept of each stream while this program falls behind; the sandbox's memory holds it.
+_KEPT_BYTES = 8 * 1_048_576
 #: A file on stdin up to this size goes along with the request.
 _INLINE_BYTES = 16 * 1_048_576
+#: base64: a command that ends before its stream is opened is answered from its record, which must be exact.
+_EXACT: dict[str, Any] = {"encoding": "base64", "output_limit_bytes": _KEPT_BYTES}
 
 
 def _size() -> os.terminal_size:
@@ -39,7 +43,7 @@ def _write(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _copy_output(running: Running) -> ExecResult:
+def _copy_output(running: Running, *, told: bool = True) -> ExecResult:
     from shoal.cli.execute import result_from
 
     sys.stdout.flush()
@@ -48,10 +52,9 @@ def _copy_output(running: Running) -> ExecResult:
         if event.kind == "exit":
             return result_from(event.payload)
         dropped = event.payload.get("dropped_bytes")
-        if dropped:
-            _write(
-                sys.stderr.fileno(), f"\n[shoal: {dropped} bytes of {event.kind} were not kept]\n".encode()
-            )
+        if dropped and told:
+            note = f"shoal: {dropped} bytes of {event.kind} were not kept; let it go to a file, and `shoal cp` that\n"
+            _write(sys.stderr.fileno(), note.encode())
         if event.kind in {"stdout", "stderr"}:
             target = sys.stdout if event.kind == "stdout" else sys.stderr
             _write(target.fileno(), event.data)
@@ -85,8 +88,7 @@ def _stdin_kind() -> str:
 
 def pipe(box: Session, command: str | list[str], options: dict[str, Any]) -> ExecResult:
     """Runs a command with this process's streams; its output appears as it comes."""
-    # base64: a command that ends before its stream is opened is answered from its record, which must be exact.
-    with _started(box, command, {**options, "encoding": "base64"}) as running:
+    with _started(box, command, {**options, **_EXACT}) as running:
         return _copy_output(running)
 
 
@@ -128,10 +130,10 @@ def interact(box: Session, command: str | list[str], options: dict[str, Any]) ->
         command,
         stdin_open=True,
         tty=(size.lines, size.columns),
-        **{**options, "env": env, "encoding": "base64"},
+        **{**options, **_EXACT, "env": env},
     )
     with _killed_on_exit(running), _Keyboard(running):
-        return _copy_output(running)
+        return _copy_output(running, told=False)
 
 
 class _Keyboard:
