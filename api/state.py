@@ -101,8 +101,18 @@ async def known_query(request: Request) -> None:
 #: Query parameters `label.<key>=<value>` filter by labels; the routes that have them declare this name.
 LABEL_PREFIX = "label."
 
-Use = Annotated[Services, Depends(services_of)]
-All = Annotated[Parts, Depends(parts_of)]
+
+# Asynchronous, because FastAPI sends what is not to a thread, for each request.
+async def _parts(request: Request) -> Parts:
+    return parts_of(request)
+
+
+async def _services(request: Request) -> Services:
+    return services_of(request)
+
+
+Use = Annotated[Services, Depends(_services)]
+All = Annotated[Parts, Depends(_parts)]
 Reader = Annotated[Principal, Depends(needs(Scope.READ, Scope.SESSIONS))]
 Writer = Annotated[Principal, Depends(needs(Scope.SESSIONS))]
 ImageReader = Annotated[Principal, Depends(needs(Scope.READ, Scope.SESSIONS, Scope.IMAGES))]
