@@ -128,14 +128,20 @@ class StandIn:
         return found
 
 
+@pytest.fixture(scope="module")
+def open_guest(guest_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A guest directory that anyone may write to on the host."""
+    copy = tmp_path_factory.mktemp("open") / "guest"
+    shutil.copytree(guest_dir, copy, symlinks=True)
+    copy.chmod(0o777)
+    return copy
+
+
 @pytest.fixture
 async def stand_in(
-    settings: RuntimeSettings, images: Any, guest_dir: Path, tmp_path: Path
+    settings: RuntimeSettings, images: Any, open_guest: Path, tmp_path: Path
 ) -> AsyncIterator[Any]:
-    """Starts sandboxes with a plain PID 1, and a guest directory that anyone may write to on the host."""
-    open_guest = tmp_path / "open-guest"
-    shutil.copytree(guest_dir, open_guest, symlinks=True)
-    open_guest.chmod(0o777)
+    """Starts sandboxes with a plain PID 1, whose guest directory is not protected by its own mode."""
     async with contextlib.AsyncExitStack() as stack:
         number = 0
 
@@ -149,6 +155,7 @@ async def stand_in(
                         home=tmp_path / f"stand-in{number}",
                         cgroup_name=f"{settings.cgroup_name}-s{number}",
                         id_base=settings.id_base + number * 65_536 * 16,
+                        id_count=1,
                         guest_dir=open_guest,
                         guest_argv=("/usr/bin/python3", "-I", "-c", STAND_IN),
                         defences=defences,
