@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import inspect
+import pkgutil
+from importlib import import_module
 
-from api import calls
+import pytest
+from fastapi.routing import APIRoute
+
+from api import calls, routes
 from api.errors import STATUS
 from api.openapi import documents, openapi
 from shoal.contract.errors import TABLE, ErrorCode
@@ -62,3 +67,25 @@ def test_everything_but_health_needs_a_key_in_the_document() -> None:
         for method, operation in methods.items():
             is_open = path in ("/healthz", "/readyz", "/metrics")
             assert bool(operation.get("security")) is not is_open, f"{method} {path}"
+
+
+def test_no_dependency_is_sent_to_a_thread() -> None:
+    """FastAPI runs what is not asynchronous on a thread pool, for each request: a hop that nobody needs."""
+    for route in _routes():
+        pending = [route.dependant]
+        while pending:
+            one = pending.pop()
+            pending.extend(one.dependencies)
+            call = one.call
+            assert call is not None
+            is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+                getattr(call, "__call__", None)  # noqa: B004 - an instance such as HTTPBearer
+            )
+            assert is_async, f"{route.path}: {call}"
+
+
+def _routes() -> list[APIRoute]:
+    modules = [import_module(f"api.routes.{info.name}") for info in pkgutil.iter_modules(routes.__path__)]
+    found = [route for module in modules for route in module.router.routes]
+    assert len(found) > 40
+    return [route for route in found if isinstance(route, APIRoute)]
