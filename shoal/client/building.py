@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from shoal.client.effects import Reply
 from shoal.client.errors import InternalError, InvalidRequest, of_code
+from shoal.contract import actions
 from shoal.contract.actions import File
 from shoal.contract.base import Wire
 from shoal.contract.errors import ErrorCode
@@ -187,3 +188,22 @@ def group_bodies(
         bodies.append(session_create(image, snapshot, None, options, count=min(left, MAX_COUNT)))
         left -= MAX_COUNT
     return bodies
+
+
+def fields(options: Mapping[str, Any], kind: type[Wire]) -> dict[str, Any]:
+    """The options that are fields of an action.
+
+    Raises:
+        TypeError: One is neither that nor an option of steps.
+    """
+    unknown = set(options) - set(kind.model_fields) - {"step", "epoch", "parallel", "wait_timeout_s"}
+    if unknown:
+        raise TypeError(f"unknown option {sorted(unknown)[0]!r}")
+    return given({key: value for key, value in options.items() if key in kind.model_fields})
+
+
+def exec_action(command: str | Sequence[str], options: Mapping[str, Any], **more: Any) -> actions.Exec:
+    """The wire's exec: a string by a shell, a list as it is."""
+    values = with_stdin(fields(options, actions.Exec))
+    line = command if isinstance(command, str) else list(command)
+    return model(actions.Exec, {"type": "exec", "command": line, **values, **more})

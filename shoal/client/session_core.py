@@ -207,11 +207,11 @@ class SessionCore:
 
     def exec(self, command: str | Sequence[str], options: Mapping[str, Any]) -> Op[ExecResult]:
         """A command to its end."""
-        return (yield from self.do(exec_action(command, options), options, ExecResult))
+        return (yield from self.do(building.exec_action(command, options), options, ExecResult))
 
     def run_code(self, code: str, options: Mapping[str, Any]) -> Op[CodeResult]:
         """A program to its end."""
-        values = building.with_stdin(_fields(options, actions.RunCode))
+        values = building.with_stdin(building.fields(options, actions.RunCode))
         if "files" in values:
             values["files"] = building.files(values["files"])
         if "args" in values:
@@ -221,7 +221,7 @@ class SessionCore:
 
     def start(self, command: str | Sequence[str], options: Mapping[str, Any]) -> Op[ActionRecord]:
         """A command in the background: its record as soon as it runs."""
-        return (yield from self.act(exec_action(command, options, background=True), options))
+        return (yield from self.act(building.exec_action(command, options, background=True), options))
 
     def sequence(
         self, listed: Sequence[Wire], options: Mapping[str, Any], *, keep_going: bool
@@ -389,17 +389,3 @@ class SessionCore:
             return snapshot
         waiting = SnapshotsCore(self.client).until_durable(snapshot, timeout_s=timeout_s, deadline=deadline)
         return (yield from waiting)
-
-
-def _fields(options: Mapping[str, Any], kind: type[Wire]) -> dict[str, Any]:
-    unknown = set(options) - set(kind.model_fields) - {"step", "epoch", "parallel", "wait_timeout_s"}
-    if unknown:
-        raise TypeError(f"unknown option {sorted(unknown)[0]!r}")
-    return building.given({key: value for key, value in options.items() if key in kind.model_fields})
-
-
-def exec_action(command: str | Sequence[str], options: Mapping[str, Any], **more: Any) -> actions.Exec:
-    """The wire's exec: a string by a shell, a list as it is."""
-    values = building.with_stdin(_fields(options, actions.Exec))
-    given = command if isinstance(command, str) else list(command)
-    return building.model(actions.Exec, {"type": "exec", "command": given, **values, **more})
