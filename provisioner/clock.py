@@ -76,10 +76,15 @@ class ManualClock:
     async def advance(self, seconds: float) -> None:
         """Move time, waking each sleeper at its own moment and letting it run."""
         end = self._elapsed + seconds
+        await _let_run()
         while self._sleepers and self._sleepers[0][0] <= end:
             self.tick(max(0.0, self._sleepers[0][0] - self._elapsed))
-            for _ in range(20):
-                await asyncio.sleep(0)
+            await _let_run()
         self.tick(end - self._elapsed)
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await _let_run()
+
+
+async def _let_run() -> None:
+    """Give tasks that are ready as many turns as any chain of them takes."""
+    for _ in range(20):
+        await asyncio.sleep(0)

@@ -62,17 +62,23 @@ class Fleet:
         await self._refresh()
         return self._hosts.get(id)
 
+    def ids(self) -> frozenset[HostId]:
+        """The hosts that this replica knows of."""
+        return frozenset(self._hosts)
+
     def beat(self, id: HostId) -> int:
         """The number of the last heartbeat known of a host; 0 for none."""
         host = self._hosts.get(id)
         return host.beat if host else 0
 
-    def heard(self, host: Host, statuses: list[SandboxStatus]) -> None:
-        """A heartbeat arrived at this replica."""
+    def heard(self, host: Host, statuses: list[SandboxStatus], *, counted: bool = True) -> None:
+        """A heartbeat arrived at this replica. `counted`: what the host's sessions hold was counted with it, so that
+        this replica's own placements need not be remembered for as long."""
         self._hosts[host.id] = host
         self._heard[host.id] = self._clock.monotonic()
         self._seen[host.id] = {(status.session, status.epoch): status for status in statuses}
-        self.memory.heard(host.id, host.beat)
+        if counted:
+            self.memory.heard(host.id, host.beat)
 
     def gone(self, id: HostId) -> None:
         """A host is no more."""

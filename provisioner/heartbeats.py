@@ -33,6 +33,8 @@ _RECHECK_S = 5.0
 _SEQ_S = 10.0
 #: Seconds for which a sandbox may be missing in its host's reports: the report may be older than its placing.
 _MISSING_S = 10.0
+#: Seconds for which a count of what is on a host serves: in bursts hosts report many times a second.
+_COUNT_S = 0.5
 _OVER = ("ended", "failed")
 
 
@@ -66,6 +68,7 @@ class Heartbeats:
         self._usage = usage
         self._departure = departure
         self._digested: dict[HostId, dict[tuple[SessionId, int], _Digested]] = {}
+        self._counted: dict[HostId, tuple[float, list[Assignment]]] = {}
 
     async def take(self, id: HostId, body: Heartbeat) -> HeartbeatReply:
         """Take in what a host knows; answer what it is to do.
@@ -84,14 +87,17 @@ class Heartbeats:
             return self._reply(orders, [], shutdown=True)
         if body.beat <= host.beat and host.said_at is not None and body.at <= host.said_at:
             return self._reply(orders, await self._warm(orders))
+        for gone in self._digested.keys() - context.fleet.ids() - {id}:
+            del self._digested[gone]
+            self._counted.pop(gone, None)
         known = self._digested.setdefault(id, {})
         verdicts = await self._sandboxes(host, body, known)
-        assigned = await self._assignments(host, body)
+        assigned, fresh = await self._assignments(host, body)
         acked_event = await self._events(host, body.events, known)
         acked_usage = await self._usage.store(id, body.usage)
         forget = [taken.snapshot for taken in body.snapshots if await self._snapshots.reported(id, taken)]
         new = self._heard(host, body, assigned, acked_event)
-        context.fleet.heard(new, body.sandboxes)
+        context.fleet.heard(new, body.sandboxes, counted=fresh)
         if self._worth_writing(host, new):
             try:
                 await context.store.transact(
@@ -234,8 +240,12 @@ class Heartbeats:
 
     # -- what is not there -----------------------------------------------------------------------------------------
 
-    async def _assignments(self, host: Host, body: Heartbeat) -> list[Assignment]:
-        """What the records say is on the host; what is missing there for long is lost."""
+    async def _assignments(self, host: Host, body: Heartbeat) -> tuple[list[Assignment], bool]:
+        """What the records say is on the host, and whether that was read just now; what is missing for long is lost."""
+        moment = self._context.clock.monotonic()
+        counted = self._counted.get(host.id)
+        if counted is not None and moment - counted[0] < _COUNT_S:
+            return counted[1], False
         reported = {(status.session, status.epoch) for status in body.sandboxes}
         stored = await self._context.store.query_all(f"ON#{host.id}")
         assigned = [load(Assignment, item.item) for item in stored]
@@ -253,7 +263,8 @@ class Heartbeats:
                 await self._departure.lost(assignment, "The sandbox is not on its host any more.")
             else:
                 here.append(assignment)
-        return here
+        self._counted[host.id] = (moment, here)
+        return here, True
 
     async def _events(
         self, host: Host, events: list[SessionEvent], known: dict[tuple[SessionId, int], _Digested]

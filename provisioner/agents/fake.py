@@ -51,7 +51,8 @@ class FakeHost:
 
     def reserved(self) -> Capacity:
         """What the sandboxes of sessions hold."""
-        resources = [self.starts[status.session].resources for status in self.live()]
+        known = [status.session for status in self.live() if status.session in self.starts]
+        resources = [self.starts[session].resources for session in known]
         return Capacity(
             cpu_millis=sum(each.cpu_millis for each in resources),
             memory_mib=sum(each.memory_mib for each in resources),

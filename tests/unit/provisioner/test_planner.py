@@ -150,7 +150,7 @@ def applied(view: View, decided: Plan, now: datetime) -> View:
     )
 
 
-# -- rules for every view ------------------------------------------------------------------------------------------------
+# -- rules for every view --
 
 rooms = st.builds(
     Room,
@@ -309,7 +309,7 @@ def test_warm_levels_fit_their_hosts(view: View, rules: Policy) -> None:
         assert not change.levels or total.fits(by_id[change.host].view.capacity)
 
 
-# -- how it breathes -------------------------------------------------------------------------------------------------------
+# -- how it breathes --
 
 
 def test_nothing_wanted_nothing_done() -> None:

@@ -1,0 +1,301 @@
+"""Hosts: how they register, what heartbeats change, what they may read and write, and how they go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from provisioner import keys
+from provisioner.auth import DEFAULT_TENANT
+from provisioner.blobs import names
+from provisioner.capacity.port import HostStart
+from provisioner.model import Host, load
+from provisioner.store.fake import FakeStore
+from shoal.contract.base import HostId, SessionId
+from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.host import (
+    JournalGet,
+    JournalPut,
+    LayerGet,
+    LayerPut,
+    Register,
+    SandboxStatus,
+    SessionEvent,
+    UrlsAsked,
+)
+from shoal.contract.sessions import Event
+from shoal.contract.states import EndReason, HostState, SessionState, Substrate
+from shoal.contract.usage import UsageRecord
+from tests.unit.provisioner.world import SHAPE, WHO, World
+
+
+@pytest.fixture
+async def world() -> World:
+    return await World().open()
+
+
+def register(start: HostStart, boot: str = "boot") -> Register:
+    return Register(
+        join_token=start.join_token,
+        boot_id=boot,
+        address="http://h",
+        capacity=SHAPE,
+        substrates=[Substrate.CONTAINER],
+        version="1",
+    )
+
+
+async def test_a_join_token_works_once(world: World) -> None:
+    """Another boot cannot use a join token again; the same boot may repeat its registration, for a new token."""
+    await world.services.reconciler._executor._start("default", 1)
+    start = world.capacity.starts[-1]
+    first = await world.services.hosts.register(register(start))
+    second = await world.services.hosts.register(register(start))
+    assert first.host == second.host == start.host
+    await world.services.hosts.authenticate(first.host, second.token)
+    for body in (
+        register(start, "other"),
+        register(replace(start, join_token=start.join_token + "x")),
+        register(replace(start, join_token="hst_none.secret")),
+    ):
+        with pytest.raises(ShoalError) as raised:
+            await world.services.hosts.register(body)
+        assert raised.value.code is ErrorCode.UNAUTHENTICATED
+    with pytest.raises(ShoalError):
+        await world.services.hosts.authenticate(first.host, first.token)
+    with pytest.raises(ShoalError):
+        await world.services.hosts.authenticate(HostId("hst_x"), second.token)
+
+
+async def test_secrets_are_kept_hashed(world: World) -> None:
+    """Neither join tokens nor host tokens nor API keys stand in the store."""
+    await world.host()
+    new = await world.services.auth.make_key(DEFAULT_TENANT, "k", ())
+    assert isinstance(world.store, FakeStore)
+    everything = repr(world.store.dump())
+    assert world.capacity.starts[-1].join_token not in everything
+    assert next(iter(world.tokens.values())) not in everything
+    assert new.secret not in everything
+
+
+async def test_an_idle_hosts_heartbeat_writes_one_item_at_the_most(world: World) -> None:
+    """Heartbeats where nothing changed write at most the host's own item, and not each time."""
+    host = await world.host()
+    await world.create()
+    await world.run(2)
+    store = world.store
+    assert isinstance(store, FakeStore)
+    writes = []
+    for _ in range(10):
+        await world.clock.advance(1)
+        before = len(store.calls)
+        await world.beat(host.id)
+        writes.append([call for call in store.calls[before:] if call.startswith("transact")])
+    assert all(len(each) <= 1 for each in writes)
+    assert all(call.count("Put:") == 1 for each in writes for call in each)
+    assert sum(len(each) for each in writes) <= 5
+
+
+async def test_unknown_sandboxes_are_released(world: World) -> None:
+    """What no record owns is torn down; what has ended and nobody knows is forgotten."""
+    host = await world.host()
+    for session, state in (("ses_ghost", "running"), ("ses_dead", "ended")):
+        host.sandboxes[(SessionId(session), 1)] = SandboxStatus(
+            session=SessionId(session), epoch=1, state=state
+        )  # type: ignore[arg-type]
+    reply = await world.services.hosts.heartbeat(host.id, host.heartbeat(world.clock.now()))
+    assert [each.session for each in reply.release] == ["ses_ghost"]
+    assert [each.session for each in reply.forget] == ["ses_dead"]
+
+
+async def test_a_sandbox_of_an_old_epoch_is_released(world: World) -> None:
+    """A host that runs what was placed elsewhere since is told to let go."""
+    host = await world.host()
+    id = await world.create()
+    status = host.sandboxes[(id, 1)]
+    other = await world.host()
+    other.sandboxes[(id, 1)] = status
+    reply = await world.services.hosts.heartbeat(other.id, other.heartbeat(world.clock.now()))
+    assert [(each.session, each.epoch) for each in reply.release] == [(id, 1)]
+    assert (await world.services.sessions.get(WHO, id)).host == host.id
+
+
+async def test_a_sandbox_that_vanished_ends_its_session(world: World) -> None:
+    """A session whose host does not report it any more is lost, but not before a report could have named it."""
+    host = await world.host()
+    id = await world.create()
+    host.sandboxes.clear()
+    await world.run(5)
+    assert (await world.services.sessions.get(WHO, id)).state is SessionState.RUNNING
+    await world.run(8)
+    session = await world.services.sessions.get(WHO, id)
+    assert session.state is SessionState.ENDED
+    assert session.end is not None
+    assert session.end.reason is EndReason.HOST_LOST
+
+
+async def test_an_older_heartbeat_is_ignored(world: World) -> None:
+    """A report that arrives late changes nothing."""
+    host = await world.host()
+    early = host.heartbeat(world.clock.now())
+    id = await world.create()
+    await world.run(12)
+    reply = await world.services.hosts.heartbeat(host.id, early)
+    assert reply.release == []
+    assert (await world.services.sessions.get(WHO, id)).state is SessionState.RUNNING
+
+
+async def test_a_restarted_agent_may_count_from_one_again(world: World) -> None:
+    """Beats that begin anew, later by the host's own clock, are taken."""
+    host = await world.host()
+    id = await world.create()
+    await world.run(3)
+    host.beat = 0
+    host.change(id, state="ended", end_reason=EndReason.IDLE, journal_flushed=True)
+    await world.clock.advance(1)
+    await world.beat()
+    assert (await world.services.sessions.get(WHO, id)).state is SessionState.ENDED
+
+
+async def test_another_boot_cannot_speak_for_a_host(world: World) -> None:
+    """A heartbeat of another boot id is refused."""
+    host = await world.host()
+    host.boot_id = "other"
+    with pytest.raises(ShoalError) as raised:
+        await world.services.hosts.heartbeat(host.id, host.heartbeat(world.clock.now()))
+    assert raised.value.code is ErrorCode.UNAUTHENTICATED
+
+
+async def test_a_lost_host_that_comes_back_must_end_all(world: World) -> None:
+    """Its sessions are elsewhere by now: the reply is to shut down."""
+    host = await world.host()
+    await world.create()
+    await world.run(45, beats=False)
+    await world.services.reconciler.tick()
+    reply = await world.services.hosts.heartbeat(host.id, host.heartbeat(world.clock.now()))
+    assert reply.shutdown
+    assert reply.drain
+
+
+async def test_usage_and_events_are_stored_once(world: World) -> None:
+    """Repeated records and events change nothing; what was stored is acknowledged."""
+    host = await world.host()
+    id = await world.create()
+    await world.beat()
+    now = world.clock.now()
+    record = UsageRecord(
+        tenant=DEFAULT_TENANT, session=id, epoch=1, host=host.id, pool="default", substrate=Substrate.CONTAINER,
+        condition="running", start=now, end=now + timedelta(seconds=60), reserved_cpu_s=60, used_cpu_s=1,
+        reserved_memory_mib_s=60, used_memory_mib_s=30, disk_mib_s=60,
+    )  # fmt: skip
+    event = SessionEvent(n=3, session=id, event=Event(at=now, kind="limit.oom", message="out of memory"))
+    foreign = SessionEvent(n=4, session=SessionId("ses_other"), event=event.event)
+    for _ in range(3):
+        body = host.heartbeat(now).model_copy(update={"usage": [record], "events": [event, foreign]})
+        reply = await world.services.hosts.heartbeat(host.id, body)
+        assert reply.acked_usage == 1
+        assert reply.acked_event == 4
+    page = await world.services.usage.query(
+        WHO, since=now - timedelta(days=1), until=now + timedelta(hours=1)
+    )
+    assert page.records == [record]
+    events = (await world.services.sessions.events(WHO, id)).events
+    assert [each.kind for each in events].count("limit.oom") == 1
+    assert (await world.store.query("SES#ses_other")).items == ()
+
+
+async def test_usage_is_paged_and_filtered(world: World) -> None:
+    """Records come by time over days, by pages, by run and session."""
+    host = await world.host()
+    start = world.clock.now()
+    records = [
+        UsageRecord(
+            tenant=DEFAULT_TENANT, run="a" if n % 2 else "b", session=SessionId(f"ses_{n}"), epoch=1, host=host.id,
+            pool="default", substrate=Substrate.CONTAINER, condition="running", start=start + timedelta(hours=n * 9),
+            end=start + timedelta(hours=n * 9, seconds=60), reserved_cpu_s=1, used_cpu_s=1, reserved_memory_mib_s=1,
+            used_memory_mib_s=1, disk_mib_s=1,
+        )
+        for n in range(7)
+    ]  # fmt: skip
+    await world.services.usage.store(host.id, records)
+    until = start + timedelta(days=10)
+    found: list[UsageRecord] = []
+    cursor: str | None = None
+    while True:
+        page = await world.services.usage.query(WHO, since=start, until=until, cursor=cursor, limit=2)
+        found += page.records
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert found == records
+    odd = await world.services.usage.query(WHO, since=start, until=until, run="a")
+    assert odd.records == records[1::2]
+    one = await world.services.usage.query(WHO, since=start, until=until, session=SessionId("ses_4"))
+    assert one.records == [records[4]]
+    part = await world.services.usage.query(
+        WHO, since=start + timedelta(hours=1), until=start + timedelta(hours=19)
+    )
+    assert part.records == records[1:3]
+    with pytest.raises(ShoalError):
+        await world.services.usage.query(WHO, since=start - timedelta(days=100), until=start)
+
+
+async def test_urls_are_for_what_concerns_the_host(world: World) -> None:
+    """A host reads layers of its sessions, writes journals of its own, and nothing of anyone else's."""
+    host = await world.host()
+    other = await world.host()
+    (layer,) = (await world.services.images.get(WHO, "code", "1")).layers
+    id = await world.create()
+    owner = world.agents.hosts[(await world.services.sessions.get(WHO, id)).host]  # type: ignore[index]
+    stranger = other if owner is host else host
+    mine = UrlsAsked(
+        items=[
+            LayerGet(digest=layer.digest),
+            JournalPut(session=id, epoch=1),
+            JournalGet(session=id, epoch=1),
+            LayerPut(digest=layer.digest, size_bytes=layer.size_bytes),
+            LayerPut(digest="sha256:" + "0" * 64, size_bytes=5),
+        ]
+    )
+    urls = (await world.services.hosts.urls(owner.id, mine)).urls
+    assert [url.exists for url in urls] == [False, False, False, True, False]
+    assert names.journal(id, 1) in urls[1].url
+    for item in mine.items:
+        with pytest.raises(ShoalError) as raised:
+            await world.services.hosts.urls(stranger.id, UrlsAsked(items=[item]))
+        assert raised.value.code is ErrorCode.NOT_FOUND
+    with pytest.raises(ShoalError):
+        await world.services.hosts.urls(owner.id, UrlsAsked(items=[JournalPut(session=id, epoch=2)]))
+
+
+async def test_leaving_ends_or_moves_what_is_left(world: World) -> None:
+    """A host that goes leaves no session behind in a running state; leaving is repeatable."""
+    host = await world.host()
+    id = await world.create()
+    await world.services.hosts.leave(host.id)
+    await world.services.hosts.leave(host.id)
+    assert (await world.services.sessions.get(WHO, id)).state is SessionState.ENDED
+    stored = await world.store.get(keys.host(host.id))
+    assert stored is not None
+    assert load(Host, stored.item).state is HostState.GONE
+
+
+async def test_the_pool_breathes_from_zero_to_zero(world: World) -> None:
+    """No host at rest; demand starts one; idle takes it away, drained and stopped; no record is left."""
+    assert (await world.services.pools.get(WHO, "default")).hosts == {}
+    id = await world.create(wait_s=0)
+    await world.tick()
+    await world.services.pump.drain()
+    assert (await world.services.sessions.get(WHO, id)).state is SessionState.RUNNING
+    await world.services.sessions.delete(WHO, id)
+    for _ in range(330):
+        await world.clock.advance(1)
+        await world.beat()
+        await world.services.reconciler.tick()
+        await world.services.context.background.idle()
+    assert world.capacity.stopped == ["i-" + world.capacity.starts[0].host]
+    assert (await world.store.query(keys.HOSTS)).items == ()
+    assert (await world.store.query(keys.ORDERS)).items == ()
+    assert len(world.capacity.starts) == 1

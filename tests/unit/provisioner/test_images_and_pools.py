@@ -1,0 +1,293 @@
+"""Images never move, are built once, and say why not; pools and prepares tell how far they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from provisioner.blobs import names
+from provisioner.model import Image
+from provisioner.settings import ProvisionerSettings
+from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.host import WarmReport
+from shoal.contract.images import (
+    ImageManifest,
+    ImagePut,
+    ImageSource,
+    Layer,
+    LayersSource,
+    RecipeSource,
+    SnapshotSource,
+)
+from shoal.contract.pools import Prepare
+from shoal.contract.sessions import ResourcesAsked, SessionCreate
+from shoal.contract.snapshots import SnapshotCreate
+from shoal.contract.states import ImageState, SessionState
+from tests.unit.provisioner.world import IMAGE, WHO, World, pool
+
+
+@pytest.fixture
+async def world() -> World:
+    return await World().open()
+
+
+RECIPE = ImagePut(source=RecipeSource(recipe="name = 'x'"), wait_s=5)
+
+
+async def test_an_image_is_built_and_available(world: World) -> None:
+    """A recipe is built once; putting the same again answers it without another build."""
+    image = await world.finish(world.services.images.put(WHO, "x", "1", RECIPE))
+    assert image.state is ImageState.AVAILABLE
+    assert image.digest is not None
+    again = await world.finish(world.services.images.put(WHO, "x", "1", RECIPE))
+    assert again == image
+    assert world.builder.built == ["x:1"]
+
+
+async def test_tags_never_move(world: World) -> None:
+    """Another request for a tag is a conflict, also while the first is being built."""
+    world.builder.gate.clear()
+    body = RECIPE.model_copy(update={"wait_s": 0.0})
+    assert (await world.services.images.put(WHO, "x", "1", body)).state is ImageState.BUILDING
+    other = ImagePut(source=RecipeSource(recipe="name = 'y'"), wait_s=0)
+    with pytest.raises(ShoalError) as raised:
+        await world.services.images.put(WHO, "x", "1", other)
+    assert raised.value.code is ErrorCode.CONFLICT
+    with pytest.raises(ShoalError) as raised:
+        await world.services.images.delete(WHO, "x", "1")
+    assert raised.value.code is ErrorCode.CONFLICT
+    with pytest.raises(ShoalError) as raised:
+        await world.services.sessions.create(WHO, SessionCreate(image="x:1"))
+    assert raised.value.code is ErrorCode.IMAGE_NOT_READY
+    world.builder.gate.set()
+    await world.run(1)
+    assert (await world.services.images.get(WHO, "x", "1")).state is ImageState.AVAILABLE
+    with pytest.raises(ShoalError):
+        await world.services.images.put(WHO, "x", "1", other)
+
+
+async def test_a_failed_build_says_why_and_can_be_tried_again(world: World) -> None:
+    """The end of the log is in the error; the same request, or a better one, tries again."""
+    world.builder.error = ShoalError(
+        ErrorCode.IMAGE_BUILD_FAILED, "no such package", details={"log": "E: nope"}
+    )
+    image = await world.finish(world.services.images.put(WHO, "x", "1", RECIPE))
+    assert image.state is ImageState.FAILED
+    assert image.error is not None
+    assert image.error.details["log"] == "E: nope"
+    with pytest.raises(ShoalError) as raised:
+        await world.services.sessions.create(WHO, SessionCreate(image="x:1"))
+    assert raised.value.code is ErrorCode.IMAGE_BUILD_FAILED
+    image = await world.finish(world.services.images.put(WHO, "x", "1", RECIPE))
+    assert image.state is ImageState.AVAILABLE
+
+
+async def test_a_build_whose_replica_died_is_failed_by_another(world: World) -> None:
+    """An image does not stay `building` for ever."""
+    world.builder.gate.clear()
+    await world.services.images.put(WHO, "x", "1", RECIPE.model_copy(update={"wait_s": 0.0}))
+    await world.services.context.background.close(grace_s=0.01)
+    other = world.replica("two")
+    await other.images.recover()
+    assert (await other.images.get(WHO, "x", "1")).state is ImageState.BUILDING
+    await world.clock.advance(61)
+    await other.images.recover()
+    assert (await other.images.get(WHO, "x", "1")).state is ImageState.FAILED
+
+
+async def test_layers_of_others_go_over_the_base(world: World) -> None:
+    """A workspace and toolkits bring their own layers, in order; defaults are merged."""
+
+    def layer(name: str, role: str) -> Layer:
+        data = name.encode()
+        digest = "sha256:" + data.hex().ljust(64, "0")
+        world.blobs.objects[names.layer(digest)] = data
+        return Layer(digest=digest, diff_id=digest, size_bytes=len(data), role=role)  # type: ignore[arg-type]
+
+    def source(*layers: Layer) -> LayersSource:
+        return LayersSource(manifest=ImageManifest(architecture="amd64", layers=list(layers)))
+
+    base, work, tool = layer("base", "base"), layer("work", "workspace"), layer("tool", "toolkit")
+    for name, put in (
+        ("base", ImagePut(source=source(base), env={"A": "1", "B": "1"}, workdir="/w")),
+        ("work", ImagePut(source=source(base, work))),
+        ("tool", ImagePut(source=source(tool))),
+        (
+            "all",
+            ImagePut(
+                source=ImageSource(image="base:1"), workspace="work:1", toolkits=["tool:1"], env={"B": "2"}
+            ),
+        ),
+    ):
+        image = await world.finish(world.services.images.put(WHO, name, "1", put))
+        assert image.state is ImageState.AVAILABLE, image
+    assert [each.digest for each in image.layers] == [base.digest, work.digest, tool.digest]
+    assert image.config.env == {"A": "1", "B": "2"}
+    assert image.config.workdir == "/w"
+    missing = Layer(digest="sha256:" + "9" * 64, diff_id="sha256:" + "9" * 64, size_bytes=3)
+    broken = await world.finish(
+        world.services.images.put(WHO, "broken", "1", ImagePut(source=source(missing)))
+    )
+    assert broken.state is ImageState.FAILED
+
+
+async def test_a_snapshot_packs_into_an_image(world: World) -> None:
+    """What a session made becomes an image that others start from; leaving paths out is not served yet, and says so."""
+    await world.host()
+    id = await world.create()
+    snapshot = await world.services.snapshots.create(WHO, id, SnapshotCreate(wait_s=0))
+    digest = "sha256:" + snapshot.id.encode().hex().ljust(64, "0")[:64]
+    world.blobs.objects[names.layer(digest)] = b"0123456789"
+    await world.run(1)
+    image = await world.finish(
+        world.services.images.put(WHO, "packed", "1", ImagePut(source=SnapshotSource(snapshot=snapshot.id)))
+    )
+    assert image.state is ImageState.AVAILABLE
+    assert len(image.layers) == 2
+    body = ImagePut(source=SnapshotSource(snapshot=snapshot.id, exclude=["tmp/*"]))
+    with pytest.raises(ShoalError) as raised:
+        await world.services.images.put(WHO, "packed", "2", body)
+    assert raised.value.code is ErrorCode.NOT_IMPLEMENTED
+    created = await world.finish(world.services.sessions.create(WHO, SessionCreate(image="packed:1")))
+    assert created.session.state is SessionState.RUNNING
+
+
+async def test_images_are_listed_and_deleted(world: World) -> None:
+    """By name and tag, by pages; a deleted one is gone and its sessions go on."""
+    await world.host()
+    id = await world.create()
+    for tag in ("2", "3"):
+        await world.add_image(tag)
+    first = await world.services.images.list(WHO, limit=2)
+    rest = await world.services.images.list(WHO, limit=2, cursor=first.cursor)
+    assert [image.tag for image in [*first.images, *rest.images]] == ["1", "2", "3"]
+    await world.services.images.delete(WHO, "code", "1")
+    await world.services.images.delete(WHO, "code", "1")
+    with pytest.raises(ShoalError) as raised:
+        await world.services.images.get(WHO, "code", "1")
+    assert raised.value.code is ErrorCode.IMAGE_NOT_FOUND
+    assert (await world.services.sessions.get(WHO, id)).state is SessionState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"), [("X", "1"), ("a b", "1"), ("", "1"), ("x", ""), ("x", "a/b"), ("../x", "1")]
+)
+async def test_names_of_images_are_plain(world: World, name: str, tag: str) -> None:
+    """What is no plain name is refused."""
+    with pytest.raises(ShoalError) as raised:
+        await world.services.images.put(WHO, name, tag, RECIPE)
+    assert raised.value.code is ErrorCode.INVALID_REQUEST
+
+
+async def test_images_resources_are_the_default(world: World) -> None:
+    """A session asks for what it says, else for what its image says."""
+    await world.host()
+    await world.add_image("small", memory_mib=128)
+    body = SessionCreate(image="code:small", resources=ResourcesAsked(pids=99))
+    created = await world.finish(world.services.sessions.create(WHO, body))
+    assert created.session.resources.memory_mib == 128
+    assert created.session.resources.pids == 99
+    assert created.session.resources.cpu_millis == 1000
+
+
+async def test_images_belong_to_their_tenant(world: World) -> None:
+    """Another tenant has its own names."""
+    other = replace(WHO, tenant="ten_other")  # type: ignore[arg-type]
+    with pytest.raises(ShoalError) as raised:
+        await world.services.images.get(other, "code", "1")
+    assert raised.value.code is ErrorCode.IMAGE_NOT_FOUND
+    assert isinstance(Image.__dataclass_fields__["tenant"].name, str)
+
+
+# -- pools --
+
+
+async def test_a_prepare_warms_and_counts_what_is_claimed(world: World) -> None:
+    """A prepare starts a host, orders warm ones, tells what it waits for, counts claimed ones, and ends."""
+    body = Prepare(sandboxes=3, image=IMAGE)
+    prepared = await world.services.pools.prepare(WHO, "default", body, idempotency_key="k")
+    assert not prepared.done
+    assert prepared.waiting_for == "hosts to come up"
+    again = await world.services.pools.prepare(WHO, "default", body, idempotency_key="k")
+    assert again.id == prepared.id
+    with pytest.raises(ShoalError) as raised:
+        await world.services.pools.prepare(
+            WHO, "default", Prepare(sandboxes=4, image=IMAGE), idempotency_key="k"
+        )
+    assert raised.value.code is ErrorCode.IDEMPOTENCY_CONFLICT
+    await world.tick()
+    await world.tick()
+    await world.run(1)
+    (host,) = world.agents.hosts.values()
+    assert [order.count for order in host.orders] == [3]
+    done = await world.services.pools.prepared(WHO, "default", prepared.id)
+    assert done.done
+    assert done.ready == 3
+    await world.run(1)
+    await world.create()
+    await world.run(1)
+    await world.tick()
+    await world.run(1)
+    assert [order.count for order in host.orders] == [2]
+    still = await world.services.pools.prepared(WHO, "default", prepared.id)
+    assert still.ready == 3
+    page = await world.services.pools.prepares(WHO, "default")
+    assert [each.id for each in page.prepared] == [prepared.id]
+    await world.services.pools.release(WHO, "default", prepared.id)
+    await world.services.pools.release(WHO, "default", prepared.id)
+    with pytest.raises(ShoalError):
+        await world.services.pools.prepared(WHO, "default", prepared.id)
+    await world.tick()
+    await world.run(1)
+    assert host.orders == []
+
+
+async def test_a_prepare_ends_by_its_time(world: World) -> None:
+    """After its time to live a prepare is gone, its record too."""
+    await world.services.pools.prepare(WHO, "default", Prepare(sandboxes=1, image=IMAGE, ttl_s=10))
+    await world.clock.advance(11)
+    assert (await world.services.pools.prepares(WHO, "default")).prepared == []
+    await world.services.reconciler.tick()
+    assert (await world.store.query("PREPARE#default")).items == ()
+
+
+async def test_a_pool_says_what_it_has_and_why_it_does_not_scale() -> None:
+    """Hosts by state, busy, warm, pending, and the reason when nobody comes although somebody waits."""
+    world = await World(settings=ProvisionerSettings(pools=(pool(max_hosts=1),))).open()
+    for _ in range(9):
+        await world.create(wait_s=0)
+    await world.tick()
+    await world.services.pump.drain()
+    await world.run(1)
+    await world.tick()
+    told = await world.services.pools.get(WHO, "default")
+    assert told.hosts == {"ready": 1}
+    assert told.busy == 8
+    assert told.pending == 1
+    assert "limit of 1" in (told.not_scaling or "")
+    counts = await world.services.counts()
+    assert counts.queue == 1
+    assert counts.sessions == {"running": 8, "pending": 1}
+    assert counts.queue_age_s > 0
+    with pytest.raises(ShoalError):
+        await world.services.pools.get(WHO, "none")
+
+
+async def test_recent_demand_keeps_warm_ones() -> None:
+    """What was asked for lately is kept warm; placement then prefers the host that has it."""
+    world = await World(settings=ProvisionerSettings(pools=(pool(warm_default=2, warm_max=4),))).open()
+    await world.host()
+    await world.create()
+    await world.tick()
+    await world.run(1)
+    (host,) = world.agents.hosts.values()
+    (order,) = host.orders
+    assert order.count == 2
+    assert order.key.disk_mib == 1024
+    assert isinstance(host.heartbeat(world.clock.now()).warm[0], WarmReport)
+    await world.clock.advance(1000)
+    await world.beat()
+    await world.tick()
+    await world.run(1)
+    assert host.orders == []
