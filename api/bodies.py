@@ -23,6 +23,7 @@ class Body:
         held: The whole body; None for one that is streamed.
         length: What the caller says its length is; None when it does not.
         gone: Whether the caller hung up in the middle.
+        refusal: Why the rest of it was not taken; None while nothing speaks against it.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Body:
         self.held = held
         self.length = length
         self.gone = False
+        self.refusal: ShoalError | None = None
         self._first = first
         self._receive = receive
         self._begun = False
@@ -55,7 +57,11 @@ class Body:
             chunk: bytes = message.get("body", b"")
             if chunk:
                 yield chunk
-            message = await self._receive() if message.get("more_body") else None
+            try:
+                message = await self._receive() if message.get("more_body") else None
+            except ShoalError as error:
+                self.refusal = error
+                raise
 
     def field(self, name: str) -> Any:
         """A top-level field of a held JSON body; None when there is none. Only off the hot path: it parses."""

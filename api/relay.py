@@ -127,6 +127,9 @@ class Relay:
         try:
             response = await self._send(scope, call, route, body)
         except Unreachable as unreachable:
+            # What broke the way may have been the caller's own doing.
+            if body.refusal is not None:
+                raise body.refusal from None
             if body.gone:
                 return None
             return unreachable

@@ -254,6 +254,19 @@ async def test_too_large_a_body_is_refused_before_it_is_read() -> None:
         assert house.agent.seen == []
 
 
+async def test_too_large_a_body_of_unknown_length_is_refused_where_it_passes_the_limit() -> None:
+    """It is the caller's error, and told as such; the host is not blamed for it."""
+    async with open_house(ApiSettings(max_action_bytes=100_000)) as house:
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(4):
+                yield b"x" * 40_000
+
+        response = await house.client.post(ACTIONS, content=chunks())
+        assert (response.status_code, code_of(response)) == (413, "payload_too_large")
+        assert (await house.client.post(ACTIONS, content=b"{}")).status_code == 200
+
+
 async def test_large_bodies_stream_both_ways_with_backpressure(house: House) -> None:
     """Neither way does the relay take more than a few MiB ahead of the slower side."""
     chunk, chunks = b"x" * 65_536, 1024
