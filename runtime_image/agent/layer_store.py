@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from runtime_image.agent.control import ControlPlane
 from runtime_image.agent.transfer import Transfer, TransferError, local_path
+from runtime_image.agent.unpacking import unpack
 from runtime_image.layers import LayerCache, LayerError
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.host import LayerGet, Url
@@ -91,7 +91,7 @@ class LayerStore:
         try:
             (url,) = await self._control.urls([LayerGet(digest=layer.digest)])
             source = await self._blob(url, blob)
-            await asyncio.to_thread(self._cache.ensure, layer.digest, lambda into: _take(source, into))
+            await unpack(self._cache, layer.digest, source, size_bytes=layer.size_bytes)
             self.changed()
         except ShoalError as error:
             if error.code is ErrorCode.IMAGE_PULL_FAILED:
@@ -109,13 +109,6 @@ class LayerStore:
             return shared
         await self._transfer.get(url, blob)
         return blob
-
-
-def _take(source: Path, into: Path) -> None:
-    try:
-        os.link(source, into)
-    except OSError:
-        into.symlink_to(source)
 
 
 def _pull_failed(layer: Layer, detail: str) -> ShoalError:

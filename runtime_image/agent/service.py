@@ -193,6 +193,10 @@ class SandboxService:
             raise ShoalError(
                 ErrorCode.NOT_IMPLEMENTED, "The network mode `allowlist` is not implemented in this version."
             )
+        if spec.durability != "host":
+            raise ShoalError(
+                ErrorCode.NOT_IMPLEMENTED, "The durability `remote` is not implemented in this version."
+            )
         if self.draining:
             raise self.room.refusal("draining", 1, 0)
 

@@ -10,6 +10,8 @@ from runtime_image.agent.actions.diff import run_diff
 from runtime_image.agent.actions.files import edit_file, list_files, read_file, search, write_file
 from runtime_image.agent.actions.processes import fill, finish, process_id, run_exec, timeout_of
 from runtime_image.agent.actions.run import ActionRun
+from runtime_image.agent.actions.text import to_bytes
+from runtime_image.agent.errors import invalid
 from runtime_image.agent.link import GuestProcess
 from shoal.contract.actions import (
     Action,
@@ -17,6 +19,7 @@ from shoal.contract.actions import (
     EditFile,
     Exec,
     ExecObservation,
+    Http,
     ListFiles,
     Observation,
     ReadFile,
@@ -28,10 +31,32 @@ from shoal.contract.actions import (
 from shoal.contract.errors import ErrorCode, ShoalError
 
 
-def check_supported(action: Action) -> None:
-    """Raise `not_implemented` for what the contract names and this version does not do."""
-    if action.type == "http":
+def check_action(action: Action) -> None:
+    """Refuse what can be refused before a step is taken.
+
+    Raises:
+        ShoalError: `not_implemented` for what the contract names and this version does not do; `invalid_request` for
+            a text that says it is base64 and is not.
+    """
+    if isinstance(action, Exec | RunCode):
+        if action.stdin is not None and action.stdin_encoding == "base64":
+            _check_base64("stdin", action.stdin)
+        if isinstance(action, RunCode):
+            for n, file in enumerate(action.files):
+                if file.encoding == "base64":
+                    _check_base64(f"files.{n}.content", file.content)
+    elif isinstance(action, WriteFile):
+        if action.encoding == "base64":
+            _check_base64("content", action.content)
+    elif isinstance(action, Http):
         raise ShoalError(ErrorCode.NOT_IMPLEMENTED, "The action `http` is not implemented in this version.")
+
+
+def _check_base64(field: str, text: str) -> None:
+    try:
+        to_bytes(text, "base64")
+    except ValueError:
+        raise invalid(f"action.{field}", "is not base64") from None
 
 
 async def perform(bench: Bench, run: ActionRun, started: Callable[[], None]) -> Observation:
@@ -58,7 +83,7 @@ async def perform(bench: Bench, run: ActionRun, started: Callable[[], None]) -> 
         return await search(bench, run, action)
     if isinstance(action, Diff):
         return await run_diff(bench, action)
-    check_supported(action)
+    check_action(action)
     raise AssertionError(action.type)
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from runtime_image.agent import crash
-from runtime_image.agent.actions.perform import check_supported
+from runtime_image.agent.actions.perform import check_action
 from runtime_image.agent.actions.processes import ExecSoFar
 from runtime_image.agent.actions.records import Replay
 from runtime_image.agent.actions.run import ActionRun
@@ -79,11 +79,11 @@ class ActionRoutes:
             )
         id = asked.id or new_id("act")
         if asked.action is not None:
-            check_supported(asked.action)
+            check_action(asked.action)
             return await self._post_one(hosted, id, asked.action, asked)
         assert asked.actions is not None
         for action in asked.actions:
-            check_supported(action)
+            check_action(action)
         return await self._post_list(hosted, id, asked.actions, asked)
 
     async def _post_one(self, hosted: Hosted, id: str, action: Action, asked: ActionRequest) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from runtime_image.agent.service import SandboxService
     from runtime_image.agent.snapshots import Snapshots
     from runtime_image.agent.tokens import TokenVerifier
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class SandboxRoutes:
@@ -44,7 +47,7 @@ class SandboxRoutes:
         ]
 
     def _session(self, request: Request) -> SessionId:
-        session = SessionId(request.path_params["session"])
+        session = SessionId(_plain("session", request.path_params["session"]))
         require_control(self._tokens.verify(request.headers.get("authorization")), session)
         return session
 
@@ -93,6 +96,7 @@ class SandboxRoutes:
         """Take a snapshot, or say how far it is."""
         session = self._session(request)
         take = await read_model(request, SnapshotTake)
+        _plain("snapshot", take.snapshot)
         taken = await self._snapshots.take(session, take)
         return _snapshot(await taken.wait(take.wait_s))
 
@@ -101,6 +105,13 @@ class SandboxRoutes:
         session = self._session(request)
         taken = self._snapshots.get(session, request.path_params["snapshot"])
         return _snapshot(await taken.wait(wait_s(request)))
+
+
+def _plain(name: str, id: str) -> str:
+    """An id that may name a directory."""
+    if not _PLAIN.fullmatch(id):
+        raise invalid(name, "is not an id")
+    return id
 
 
 def _status(hosted: Hosted) -> Response:

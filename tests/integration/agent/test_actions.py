@@ -232,6 +232,9 @@ async def test_bodies_are_validated_strictly(box: BoxHandle) -> None:
     status, refused = await box.post(action={"type": "exec", "command": "true", "wrong": 1})
     assert (status, refused["error"]["code"]) == (422, "invalid_request")
     assert any("wrong" in field["path"] for field in refused["error"]["details"]["fields"])
+    wrong = {"type": "write_file", "path": "x", "content": "no base64!", "encoding": "base64"}
+    status, refused = await box.post(action=wrong)
+    assert (status, refused["error"]["details"]["fields"][0]["path"]) == (422, "action.content")
     status, refused = await box.post(action={"type": "http", "port": 80})
     assert (status, refused["error"]["code"]) == (501, "not_implemented")
     status, refused = await box.post(epoch=2, action={"type": "exec", "command": "true"})
