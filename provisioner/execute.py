@@ -149,14 +149,19 @@ class Executions:
             record = await self._run(who, session.id, body)
             files = await self._output_files(who, session.id, body)
         except ShoalError as error:
-            if error.code not in (ErrorCode.SESSION_ENDED, ErrorCode.NOT_FOUND):
-                raise
-            session = await self._sessions.get(who, session.id)
-            return await self._read(who, id, body, session)
-        ending = asyncio.create_task(self._end(who, session.id))
+            if error.code in (ErrorCode.SESSION_ENDED, ErrorCode.NOT_FOUND):
+                session = await self._sessions.get(who, session.id)
+                return await self._read(who, id, body, session)
+            if error.next in (Next.FIX, Next.GIVE_UP):
+                self._begin_end(who, session.id)
+            raise
+        self._begin_end(who, session.id)
+        return _executed(id, session.id, record, files)
+
+    def _begin_end(self, who: Principal, session: SessionId) -> None:
+        ending = asyncio.create_task(self._end(who, session))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
-        return _executed(id, session.id, record, files)
 
     async def _run(self, who: Principal, session: SessionId, body: Execute) -> ActionRecord:
         if body.argv is not None:
@@ -292,6 +297,13 @@ def _output_file(path: str, record: ActionRecord) -> OutputFile:
 def _executed(
     id: str, session: SessionId, record: ActionRecord, files: list[OutputFile], *, replayed: bool = False
 ) -> Executed:
+    if isinstance(record.observation, ExecObservation) and record.observation.killed:
+        # Nobody kills the program of a call: its sandbox was ended under it, which is no result of the program.
+        raise ShoalError(
+            ErrorCode.SANDBOX_LOST,
+            f"the sandbox of execute {id} was ended while its program ran; use another id to run it again",
+            details={"session": session},
+        )
     return Executed(
         id=id,
         status=record.status,

@@ -53,6 +53,7 @@ class World:
     runs: dict[str, int] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     refusals: list[ShoalError] = field(default_factory=list)
+    killed: bool = False
     deleted: asyncio.Event = field(default_factory=asyncio.Event)
     starts: list[SessionState] = field(default_factory=lambda: [SessionState.RUNNING])
     numbers: Any = field(default_factory=lambda: count(1))
@@ -133,7 +134,7 @@ class World:
         else:
             await self.gate.wait()
             shape = RunCodeObservation if isinstance(action, RunCode) else ExecObservation
-            observation = shape(exit_code=3, stdout="out")
+            observation = shape(exit_code=None if self.killed else 3, stdout="out", killed=self.killed)
         record = ActionRecord(
             id=request.id,
             seq=len(self.journal) + 1,
@@ -247,12 +248,31 @@ async def test_argv_gets_its_files_first(world: World) -> None:
     assert isinstance(world.journal[("ses_1", "run")].action, Exec)
 
 
+async def test_a_call_that_cannot_be_carried_out_leaves_no_session_either(world: World) -> None:
+    """What is refused for good is not kept until its TTL."""
+    world.refusals = [ShoalError(ErrorCode.INVALID_REQUEST, "no such thing")]
+    with pytest.raises(ShoalError):
+        await executions(world).execute(WHO, call())
+    await asyncio.wait_for(world.deleted.wait(), 1)
+
+
 async def test_a_session_that_ended_before_its_program_is_told_as_such(world: World) -> None:
     """The outcome is unknown: never a second run under the same id, never an empty success."""
     world.starts = [SessionState.PENDING, SessionState.ENDED]
     with pytest.raises(ShoalError) as refused:
         await executions(world).execute(WHO, call())
     assert refused.value.code is ErrorCode.ACTION_OUTCOME_UNKNOWN
+
+
+async def test_a_program_whose_sandbox_was_ended_under_it_has_no_result(world: World) -> None:
+    """A killed program is the platform's failing, never an observation to be scored; also when it is asked again."""
+    world.killed = True
+    calls = executions(world)
+    for _ in range(2):
+        with pytest.raises(ShoalError) as refused:
+            await calls.execute(WHO, call())
+        assert refused.value.code is ErrorCode.SANDBOX_LOST
+    assert world.runs["run"] == 1
 
 
 async def test_the_idempotency_key_is_an_id_where_the_body_has_none(world: World) -> None:
