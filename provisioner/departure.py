@@ -42,8 +42,9 @@ class Departure:
             break
         context.fleet.stale()
         context.fleet.memory.forget(id)
+        # Why is for operators: it may tell of other tenants.
         for stored in await context.store.query_all(f"ON#{id}"):
-            await self.lost(load(Assignment, stored.item), detail)
+            await self.lost(load(Assignment, stored.item), "Its host was lost.")
         context.wake_queue.set()
 
     async def lost(self, assignment: Assignment, detail: str) -> None:

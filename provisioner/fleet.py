@@ -71,14 +71,15 @@ class Fleet:
         host = self._hosts.get(id)
         return host.beat if host else 0
 
-    def heard(self, host: Host, statuses: list[SandboxStatus], *, counted: bool = True) -> None:
-        """A heartbeat arrived at this replica. `counted`: what the host's sessions hold was counted with it, so that
-        this replica's own placements need not be remembered for as long."""
+    def heard(self, host: Host, statuses: list[SandboxStatus], *, counted_at: float | None = None) -> None:
+        """A heartbeat arrived at this replica. `counted_at`: since when (monotonic) what its sessions hold was counted;
+        None: it was not counted for this heartbeat, and this replica's own placements are remembered on."""
         self._hosts[host.id] = host
         self._heard[host.id] = self._clock.monotonic()
         self._seen[host.id] = {(status.session, status.epoch): status for status in statuses}
-        if counted:
+        if counted_at is not None:
             self.memory.heard(host.id, host.beat)
+            self.memory.counted(host.id, counted_at)
 
     def gone(self, id: HostId) -> None:
         """A host is no more."""

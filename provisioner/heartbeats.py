@@ -92,12 +92,12 @@ class Heartbeats:
             self._counted.pop(gone, None)
         known = self._digested.setdefault(id, {})
         verdicts = await self._sandboxes(host, body, known)
-        assigned, fresh = await self._assignments(host, body)
+        assigned, counted_at = await self._assignments(host, body)
         acked_event = await self._events(host, body.events, known)
         acked_usage = await self._usage.store(id, body.usage)
         forget = [taken.snapshot for taken in body.snapshots if await self._snapshots.reported(id, taken)]
         new = self._heard(host, body, assigned, acked_event)
-        context.fleet.heard(new, body.sandboxes, counted=fresh)
+        context.fleet.heard(new, body.sandboxes, counted_at=counted_at)
         if self._worth_writing(host, new):
             try:
                 await context.store.transact(
@@ -240,12 +240,13 @@ class Heartbeats:
 
     # -- what is not there -----------------------------------------------------------------------------------------
 
-    async def _assignments(self, host: Host, body: Heartbeat) -> tuple[list[Assignment], bool]:
-        """What the records say is on the host, and whether that was read just now; what is missing for long is lost."""
+    async def _assignments(self, host: Host, body: Heartbeat) -> tuple[list[Assignment], float | None]:
+        """What the records say is on the host, and from when on that was read (None: some time ago); what is missing
+        there for long is lost."""
         moment = self._context.clock.monotonic()
         counted = self._counted.get(host.id)
         if counted is not None and moment - counted[0] < _COUNT_S:
-            return counted[1], False
+            return counted[1], None
         reported = {(status.session, status.epoch) for status in body.sandboxes}
         stored = await self._context.store.query_all(f"ON#{host.id}")
         assigned = [load(Assignment, item.item) for item in stored]
@@ -264,7 +265,7 @@ class Heartbeats:
             else:
                 here.append(assignment)
         self._counted[host.id] = (moment, here)
-        return here, True
+        return here, moment
 
     async def _events(
         self, host: Host, events: list[SessionEvent], known: dict[tuple[SessionId, int], _Digested]

@@ -8,7 +8,7 @@ least loaded of all would be everybody's choice at once (power of k choices, Mit
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -205,6 +205,7 @@ class Own:
     room: Room
     warm: WarmName
     gone_with_beat: int | None = None
+    confirmed_at: float | None = None
     settled: bool = False
 
 
@@ -212,8 +213,8 @@ class PlacementMemory:
     """A replica's own placements that heartbeats do not show yet.
 
     A placement counts from `begin`. Once the host has answered, a heartbeat built after that shows it: the second one
-    that arrives was certainly built after the first was answered, so it is forgotten then. A refusal is forgotten at
-    once.
+    that arrives was certainly built after the first was answered, so it is forgotten then. A placement that is written
+    down is forgotten as soon as what the host holds has been counted after that. A refusal is forgotten at once.
     """
 
     def __init__(self) -> None:
@@ -237,12 +238,23 @@ class PlacementMemory:
         own.settled = True
         own.gone_with_beat = last_beat + 2
 
+    def confirmed(self, own: Own, moment: float) -> None:
+        """It was written down before this moment (monotonic)."""
+        own.confirmed_at = moment
+
+    def counted(self, host: HostId, moment: float) -> None:
+        """What the host holds was read from the records at this moment or later."""
+        self._keep(host, lambda own: own.confirmed_at is None or own.confirmed_at > moment)
+
     def heard(self, host: HostId, beat: int) -> None:
         """A heartbeat arrived."""
+        self._keep(host, lambda own: own.gone_with_beat is None or own.gone_with_beat > beat)
+
+    def _keep(self, host: HostId, wanted: Callable[[Own], bool]) -> None:
         mine = self._own.get(host)
         if mine is None:
             return
-        left = deque(own for own in mine if own.gone_with_beat is None or own.gone_with_beat > beat)
+        left = deque(own for own in mine if wanted(own))
         if left:
             self._own[host] = left
         else:

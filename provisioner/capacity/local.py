@@ -183,7 +183,8 @@ class LocalCapacity:
         try:
             with (self._root / host / "agent.log").open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
-                lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+                text = file.read().decode(errors="replace")
+                lines = [line for line in text.splitlines() if line.strip() and '"level": "info"' not in line]
         except OSError:
             lines = []
         said = f" Its last words: {lines[-1][:500]}" if lines else ""

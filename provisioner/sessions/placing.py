@@ -152,7 +152,9 @@ class Placing:
         if status.state not in ("starting", "running", "paused"):
             return await self._start_failed(found, start_error(status), retryable=True)
         duration_ms = round((context.clock.monotonic() - began) * 1000, 1)
-        return await self.confirm(found, host, address, status, duration_ms=duration_ms)
+        session = await self.confirm(found, host, address, status, duration_ms=duration_ms)
+        memory.confirmed(own, context.clock.monotonic())
+        return session
 
     async def confirm(
         self,

@@ -16,12 +16,13 @@ def retired(session: Session, status: SandboxStatus | None, *, gap: int) -> Sess
     old = session.retiring
     assert old is not None
     journals = session.journals
-    if status is None:
-        last_seq = session.last_seq + gap if session.last_seq else 0
-    else:
+    if status is not None:
         last_seq = max(session.last_seq, status.last_seq)
         if status.journal_flushed and old.epoch not in journals:
             journals = (*journals, old.epoch)
+    else:
+        # Steps may have been made that no record shows: their numbers are not used again, and their loss is told.
+        last_seq = session.last_seq + gap
     restored = session.restored
     if restored is not None and last_seq <= restored.seq:
         # Nothing happened after the moment the disk goes back to: nothing is lost.

@@ -160,6 +160,21 @@ def test_own_placements_count_until_heartbeats_show_them() -> None:
     assert memory.extra() == {}
 
 
+def test_a_placement_that_was_written_down_is_not_counted_twice() -> None:
+    """Once what a host holds was counted after a placement was written down, it counts there and not here."""
+    memory = PlacementMemory()
+    host = HostId("a")
+    own = memory.begin(host, ONE, WARM)
+    memory.answered(own, 100)
+    memory.counted(host, 5.0)
+    assert memory.extra() == {host: ONE}
+    memory.confirmed(own, 6.0)
+    memory.counted(host, 5.9)
+    assert memory.extra() == {host: ONE}
+    memory.counted(host, 6.0)
+    assert memory.extra() == {}
+
+
 @given(st.integers(1, 1_048_576))
 def test_disk_classes_round_up(disk_mib: int) -> None:
     """A disk's class holds what was asked for, and is one of the few."""

@@ -534,3 +534,23 @@ async def test_an_unconfirmed_sandbox_is_adopted_when_its_placer_died(world: Wor
         await world.store.get(Key(pk="QUEUE#default", sk=f"{keys.moment(session.created_at)}#{session.id}"))
         is None
     )
+
+
+async def test_a_rewind_is_told_also_when_no_record_shows_a_step(world: World) -> None:
+    """Steps made since the last heartbeat die with their host unseen: seq is not used again, the loss is told."""
+    host = await world.host()
+    id = await world.create(on_host_loss="restore")
+    other = await world.host()
+    victim = host if (await world.services.sessions.get(WHO, id)).host == host.id else other
+    victim.reachable = False
+    world.capacity.kill(f"i-{victim.id}", "killed: secrets of other tenants")
+    await world.tick()
+    await world.services.pump.drain()
+    session = await world.services.sessions.get(WHO, id)
+    assert session.state is SessionState.RUNNING
+    assert session.restored is not None
+    assert not session.restored.acknowledged
+    start = next(each for each in world.agents.hosts.values() if each.id == session.host).starts[id]
+    assert start.rewound
+    assert start.first_seq > 1000
+    assert "secrets" not in str(await world.services.sessions.events(WHO, id))
