@@ -202,6 +202,12 @@ class Heartbeats:
         if status.state == "starting" and session.state in (SessionState.RUNNING, SessionState.PAUSED):
             # The report was on its way when the sandbox told whoever started it that it runs.
             return Verdict.UNSETTLED
+        if status.state == "starting" and session.state not in (
+            SessionState.STARTING,
+            SessionState.RESTORING,
+        ):
+            # Built before the agent answered that it runs.
+            return Verdict.UNSETTLED
         new = with_status(session, status, self._context.clock.now())
         if self._worth_noting(session, new, before):
             await self._context.store.transact([records.save(new, found.version)])

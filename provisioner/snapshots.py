@@ -34,6 +34,7 @@ from shoal.contract import snapshots as wire
 from shoal.contract.base import HostId, SessionId, SnapshotId
 from shoal.contract.errors import ErrorCode, ErrorDetail, ShoalError
 from shoal.contract.host import SnapshotTake, SnapshotTaken
+from shoal.contract.images import MAX_LAYERS
 from shoal.contract.states import SessionState, SnapshotState
 
 _TRIES = 10
@@ -256,6 +257,10 @@ class Snapshots:
 
     async def _commit(self, snapshot: Snapshot, taken: SnapshotTaken) -> None:
         context = self._context
+        if len(taken.layers) > MAX_LAYERS:
+            reason = f"It has {len(taken.layers)} layers, over {MAX_LAYERS}."
+            await self._failed(snapshot, ShoalError(ErrorCode.SNAPSHOT_FAILED, reason).body().error)
+            return
         for layer in taken.layers:
             there = await context.blobs.head(names.layer(layer.digest))
             if there is None or there.size_bytes != layer.size_bytes:

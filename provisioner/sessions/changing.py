@@ -158,11 +158,11 @@ class Changing:
         session = found.session
         if session.state not in LIVE or session.host is None:
             return session
-        if session.on_host_loss != "restore" or session.ready_at is None:
-            if session.ready_at is None:
-                # It never ran: nothing is lost by starting it elsewhere.
-                error = ShoalError(ErrorCode.SANDBOX_START_FAILED, detail).body().error
-                return await self._placing.lost_start(found, error)
+        if session.state in (SessionState.STARTING, SessionState.RESTORING):
+            # This epoch never ran: nothing is lost by starting it elsewhere.
+            error = ShoalError(ErrorCode.SANDBOX_START_FAILED, detail).body().error
+            return await self._placing.lost_start(found, error)
+        if session.on_host_loss != "restore":
             return await self._ending.end(found, EndReason.HOST_LOST, detail, tell_host=False)
         latest = await self._latest(session)
         source = snapshot_source(latest) if latest else session.source

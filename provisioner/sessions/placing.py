@@ -256,10 +256,10 @@ class Placing:
             detail = f"{error.code}: {error.message}"
             return await self._ending.end(found, EndReason.FAILED, detail, error=error)
         now = context.clock.now()
-        restarted = SessionState.PENDING if session.ready_at is None else SessionState.RESTORING
+        waiting = SessionState.RESTORING if session.state is SessionState.RESTORING else SessionState.PENDING
         new = records.moved(
             session,
-            restarted,
+            waiting,
             phase=Phase.QUEUED,
             epoch=session.epoch + 1,
             attempts=attempts,

@@ -554,3 +554,55 @@ async def test_a_rewind_is_told_also_when_no_record_shows_a_step(world: World) -
     assert start.rewound
     assert start.first_seq > 1000
     assert "secrets" not in str(await world.services.sessions.events(WHO, id))
+
+
+async def test_a_heartbeat_built_before_the_start_was_answered_changes_nothing(world: World) -> None:
+    """A report that still says `starting` of a session that runs is old news, and no error."""
+    host = await world.host()
+    id = await world.create()
+    host.change(id, state="starting", phase=Phase.STARTING_SANDBOX)
+    reply = await world.services.hosts.heartbeat(host.id, host.heartbeat(world.clock.now()))
+    assert reply.release == []
+    assert (await world.services.sessions.get(WHO, id)).state is SessionState.RUNNING
+
+
+@pytest.mark.parametrize("how", ["failed", "host lost"])
+async def test_a_replaced_sandbox_whose_start_fails_is_started_again(world: World, how: str) -> None:
+    """A replace goes on through failed starts and lost hosts, from the source it was asked to."""
+    host = await world.host(cold=True)
+    id = await world.create(wait_s=0)
+    session = await world.finish(world.services.sessions.replace(WHO, id, SessionReplace(wait_s=0)))
+    await world.run(1)
+    assert session.state is SessionState.RESTORING
+    if how == "failed":
+        host.change(id, state="failed")
+        await world.beat()
+    else:
+        host.reachable = False
+        world.capacity.kill(f"i-{host.id}")
+        await world.tick()
+        await world.tick()
+    await world.services.pump.drain()
+    for each in world.agents.hosts.values():
+        each.run_all()
+    await world.beat()
+    session = await world.services.sessions.get(WHO, id)
+    assert session.state is SessionState.RUNNING
+    assert session.epoch == 3
+
+
+async def test_a_tombstone_stays_seven_days(world: World) -> None:
+    """An ended session is readable with its cause for a week, then it and its entries are cleaned away."""
+    await world.host()
+    id = await world.create(run="r", name="n", key="k")
+    await world.finish(world.services.sessions.delete(WHO, id, wait_s=5))
+    await world.clock.advance(7 * 86_400 - 60)
+    await world.services.reconciler.tick()
+    assert (await world.services.sessions.get(WHO, id)).end is not None
+    assert await world.create(run="r", name="n", key="k") == id
+    await world.clock.advance(400)
+    await world.services.reconciler.tick()
+    with pytest.raises(ShoalError) as raised:
+        await world.services.sessions.get(WHO, id)
+    assert raised.value.code is ErrorCode.NOT_FOUND
+    assert (await world.services.sessions.list(WHO, state=SessionState.ENDED)).sessions == []
