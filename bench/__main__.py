@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
@@ -122,9 +123,9 @@ def main() -> None:
         "floor_create_ms": floor_create(samples),
     }
     with served(warm=16) as server:
-        results |= asyncio.run(_with_warm(server, samples, scale))
+        results |= uvloop.run(_with_warm(server, samples, scale))
     with served(warm=0) as server:
-        results |= asyncio.run(_without_warm(server, samples, scale))
+        results |= uvloop.run(_without_warm(server, samples, scale))
     results["floor_exec_ms_after"] = floor_exec(samples)
     options.out.write_text(json.dumps(results, indent=2) + "\n")
     console.print(_table(results))

@@ -7,6 +7,7 @@ import io
 import os
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from bench.samples import quantile, summary
@@ -23,6 +24,12 @@ async def timed(work: Callable[[], Awaitable[object]]) -> float:
     begun = time.perf_counter()
     await work()
     return (time.perf_counter() - begun) * 1000
+
+
+async def until_busy(shoal: AsyncShoal, count: int) -> None:
+    """Wait until no more than `count` sessions hold a sandbox: what ended is torn down."""
+    while (await shoal.pools.get()).busy > count:  # noqa: ASYNC110 - another process's state: there is no event
+        await asyncio.sleep(0.05)
 
 
 async def exec_ms(shoal: AsyncShoal, samples: int) -> dict[str, float]:
@@ -79,8 +86,7 @@ async def create_per_s(shoal: AsyncShoal, seconds: float, at_once: int) -> float
 
     begun = time.perf_counter()
     await asyncio.gather(*(loop() for _ in range(at_once)))
-    while (await shoal.pools.get()).busy:
-        await asyncio.sleep(0.05)
+    await until_busy(shoal, 0)
     return made / (time.perf_counter() - begun)
 
 
@@ -95,8 +101,7 @@ async def fork_s(shoal: AsyncShoal, count: int, rounds: int) -> float:
             async with await shoal.sessions(snapshot=snapshot, count=count, resources=SMALL) as group:
                 await group.exec(["/bin/true"])
                 durations.append(time.perf_counter() - begun)
-            while (await shoal.pools.get()).busy > 1:
-                await asyncio.sleep(0.05)
+            await until_busy(shoal, 1)
     return quantile(durations, 0.5)
 
 
@@ -110,21 +115,25 @@ def _pss_kib(pid: str) -> int:
     return 0
 
 
+def _pss_of(home: Path) -> int:
+    total = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        of_agent = str(home).encode() in command and b"runtime_image.agent" in command
+        if of_agent or b"/.shoal/" in command:
+            total += _pss_kib(process.name)
+    return total
+
+
 async def idle_pss_mib(shoal: AsyncShoal, home: Path, count: int) -> float:
     """Proportional memory of `count` idle sandboxes, the agent's and its holder's included, for each."""
     async with await shoal.sessions(IMAGE, count=count, resources=SMALL) as group:
         await group.exec(TRUE)
         await asyncio.sleep(2)
-        total = 0
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                command = (process / "cmdline").read_bytes()
-            except OSError:
-                continue
-            ours = str(home).encode() in command and b"runtime_image.agent" in command
-            if ours or b"/.shoal/" in command:
-                total += _pss_kib(process.name)
-        return total / 1024 / count
+        return await asyncio.to_thread(_pss_of, home) / 1024 / count
 
 
 async def file_mib_s(shoal: AsyncShoal, size_mib: int, rounds: int) -> tuple[float, float]:
@@ -136,6 +145,6 @@ async def file_mib_s(shoal: AsyncShoal, size_mib: int, rounds: int) -> tuple[flo
         for _ in range(rounds):
             put.append(size_mib * 1000 / await timed(lambda: box.upload(data, "/workspace/file")))
             sink = io.BytesIO()
-            get.append(size_mib * 1000 / await timed(lambda: box.download("/workspace/file", sink)))
+            get.append(size_mib * 1000 / await timed(partial(box.download, "/workspace/file", sink)))
             assert sink.getbuffer() == data, "the file came back changed"
     return quantile(put, 0.5), quantile(get, 0.5)
