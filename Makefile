@@ -3,7 +3,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 PY := $(VENV)/bin/python
 PACKAGES := shoal provisioner api runtime_image costs
-CODE := $(PACKAGES) tests bench examples
+CODE := $(PACKAGES) tests bench examples scripts
 
 .PHONY: help setup demo test test-fast check format lint types imports unit openapi bench chaos lock wheel clean
 
@@ -38,8 +38,9 @@ imports:
 
 unit: test-fast
 
-openapi: ## fail when docs/openapi.json is not what the app says
+openapi: ## fail when a page of docs/ is not what the code says
 	$(PY) -m api.openapi --check
+	$(PY) scripts/docs.py --check
 
 bench: ## speed beside its floors; writes bench/results.json (root)
 	$(PY) -m bench
