@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import common, terminal
+from shoal.cli import asking, terminal
 from shoal.cli.output import OURS, Fail, Json, phases, print_json, stderr
 from shoal.client.errors import from_detail
 from shoal.client.results import ExecResult, result_of
@@ -116,9 +116,9 @@ def exec_(
 
     stdin is passed on where it is not a terminal. Options stand before SESSION.
     """
-    options = {"env": common.pairs(env, "--env"), "cwd": cwd, "user": user, "timeout_s": timeout_s}
-    with common.connected() as shoal:
-        code = _run_in(common.find(shoal, session, run), command, tty=tty, as_json=json, options=options)
+    options = {"env": asking.pairs(env, "--env"), "cwd": cwd, "user": user, "timeout_s": timeout_s}
+    with asking.connected() as shoal:
+        code = _run_in(asking.find(shoal, session, run), command, tty=tty, as_json=json, options=options)
     raise typer.Exit(code)
 
 
@@ -138,12 +138,12 @@ def run(
     json: Json = False,
 ) -> None:
     """Run one command in a new session, which ends with it; exit with its code. Options stand before IMAGE."""
-    options = {"env": common.pairs(env, "--env"), "cwd": cwd, "user": user, "timeout_s": timeout_s}
-    limits = common.resources(cpu, memory_mib, disk_mib, pids)
-    with common.connected() as shoal:
+    options = {"env": asking.pairs(env, "--env"), "cwd": cwd, "user": user, "timeout_s": timeout_s}
+    limits = asking.resources(cpu, memory_mib, disk_mib, pids)
+    with asking.connected() as shoal:
         with phases() as watch:
             box = shoal.session(
-                **common.source(image), run=run, resources=limits, steps=common.step_prefix(), watch=watch
+                **asking.source(image), run=run, resources=limits, steps=asking.step_prefix(), watch=watch
             )
         with box:
             code = _run_in(box, command, tty=tty, as_json=json, options=options)
@@ -168,13 +168,13 @@ def shell(
     if not sys.stdin.isatty():
         raise Fail("a shell needs a terminal; use `shoal exec` to pipe commands")
     options = {"user": user}
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         if session is not None:
-            box = common.find(shoal, session, run)
+            box = asking.find(shoal, session, run)
             code = _run_in(box, _SHELL, tty=True, as_json=False, options=options)
         else:
             with phases() as watch:
-                box = shoal.session(image, run=run, steps=common.step_prefix(), watch=watch)
+                box = shoal.session(image, run=run, steps=asking.step_prefix(), watch=watch)
             with box:
                 code = _run_in(box, _SHELL, tty=True, as_json=False, options=options)
     raise typer.Exit(code)

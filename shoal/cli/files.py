@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import common
+from shoal.cli import asking
 from shoal.cli.output import Fail, Json, print_json
 
 _REMOTE = re.compile(r"^([A-Za-z0-9][^:/]*):(.+)$")
@@ -34,12 +34,12 @@ def cp(
     there, here = _remote(target), _remote(source)
     if (there is None) == (here is None):
         raise Fail("exactly one of SOURCE and TARGET must be SESSION:PATH")
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         if there is not None:
             session, path = there
             if path.endswith("/") and source != "-" and not Path(source).is_dir():
                 path += Path(source).name
-            box = common.find(shoal, session, run)
+            box = asking.find(shoal, session, run)
             if source == "-":
                 box.upload(sys.stdin.buffer, path)
             else:
@@ -48,7 +48,7 @@ def cp(
                 box.upload(local, path, mode=mode)
         elif here is not None:
             session, path = here
-            box = common.find(shoal, session, run)
+            box = asking.find(shoal, session, run)
             if target == "-":
                 box.download(path, sys.stdout.buffer)
                 sys.stdout.buffer.flush()

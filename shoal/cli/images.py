@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import common
+from shoal.cli import asking
 from shoal.cli.output import Json, emit, print_json, size, stderr, table
 from shoal.contract.images import Image
 from shoal.contract.states import ImageState
@@ -25,7 +25,7 @@ User = Annotated[str | None, typer.Option(help="As whom commands run.")]
 
 def _put(name: str, source: Mapping[str, Any], wait: bool, as_json: bool, **options: Any) -> None:
     console = stderr()
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         if as_json or not console.is_terminal:
             image = shoal.images.put(name, source, wait=wait, **options)
         else:
@@ -55,7 +55,7 @@ def build(
 ) -> None:
     """Build an image from a recipe."""
     source = {"recipe": recipe.read_text(encoding="utf-8")}
-    options = {"env": common.pairs(env, "--env"), "workdir": workdir, "user": user}
+    options = {"env": asking.pairs(env, "--env"), "workdir": workdir, "user": user}
     _put(name, source, wait, json, workspace=workspace, toolkits=toolkit, **options)
 
 
@@ -88,14 +88,14 @@ def add(
         made = {"archive": str(Path(source).resolve())}
     else:
         made = {"ref": source}
-    options = {"env": common.pairs(env, "--env"), "workdir": workdir, "user": user}
+    options = {"env": asking.pairs(env, "--env"), "workdir": workdir, "user": user}
     _put(name, made, wait, json, workspace=workspace, toolkits=toolkit, **options)
 
 
 @app.command("list")
 def list_(json: Json = False) -> None:
     """List images."""
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         found = shoal.images.list()
     if json:
         print_json({"images": found})
@@ -117,7 +117,7 @@ def list_(json: Json = False) -> None:
 @app.command("show")
 def show(name: Name, json: Json = False) -> None:
     """Show an image."""
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         image = shoal.images.get(name)
     emit(image, image.model_dump_json(indent=2), as_json=json)
 
@@ -125,7 +125,7 @@ def show(name: Name, json: Json = False) -> None:
 @app.command("rm")
 def rm(names: Annotated[list[str], typer.Argument(metavar="NAME:TAG...")], json: Json = False) -> None:
     """Remove tags; sessions that run from them go on."""
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         for name in names:
             shoal.images.delete(name)
     emit({"images": names}, "\n".join(names), as_json=json)

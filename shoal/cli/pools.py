@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from shoal.cli import common
+from shoal.cli import asking
 from shoal.cli.output import Json, emit, print_json, stderr, table, when
 from shoal.contract.pools import Prepared
 
@@ -21,7 +21,7 @@ PoolOption = Annotated[str, typer.Option("--pool", help="The pool.")]
 @app.command("list")
 def list_(json: Json = False) -> None:
     """List pools: hosts, what is busy, warm and waiting, and why no host is being added."""
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         found = shoal.pools.list()
     if json:
         print_json({"pools": found})
@@ -58,14 +58,14 @@ def prepare(
 ) -> None:
     """Have sandboxes made ready before a run starts."""
     options: dict[str, Any] = {
-        **common.source(image),
+        **asking.source(image),
         "sandboxes": sandboxes,
         "run": run,
-        "resources": common.resources(cpu, memory_mib, disk_mib, pids) or None,
+        "resources": asking.resources(cpu, memory_mib, disk_mib, pids) or None,
         "ttl_s": ttl_s,
     }
     console = stderr()
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         if json or not wait or not console.is_terminal:
             prepared = shoal.pools.prepare(pool, **options, wait=wait, timeout_s=timeout_s)
         else:
@@ -89,7 +89,7 @@ def prepare(
 @app.command("prepares")
 def prepares(pool: PoolOption = "default", json: Json = False) -> None:
     """List a pool's prepares that have not expired."""
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         found = shoal.pools.prepares(pool)
     if json:
         print_json({"prepared": found})
@@ -108,6 +108,6 @@ def release(
     json: Json = False,
 ) -> None:
     """Give back what a prepare holds."""
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         shoal.pools.release(prepare_id, pool)
     emit({"id": prepare_id}, prepare_id, as_json=json)

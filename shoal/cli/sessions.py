@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import common
+from shoal.cli import asking
 from shoal.cli.output import Json, emit, jsonable, phases, print_json, stdout, table, when
 from shoal.contract.actions import ActionRecord
 from shoal.contract.sessions import Event, Session
@@ -39,18 +39,18 @@ def new(
     """Make a session; print its id."""
     options: dict[str, Any] = {
         "run": run,
-        "labels": common.pairs(label, "--label"),
-        "env": common.pairs(env, "--env"),
-        "resources": common.resources(cpu, memory_mib, disk_mib, pids),
+        "labels": asking.pairs(label, "--label"),
+        "env": asking.pairs(env, "--env"),
+        "resources": asking.resources(cpu, memory_mib, disk_mib, pids),
         "workdir": workdir,
         "user": user,
         "ttl_s": ttl_s,
         "pool": pool,
     }
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         if count > 1:
             with phases(f"creating {count} sessions"):
-                group = shoal.sessions(**common.source(image), count=count, **options)
+                group = shoal.sessions(**asking.source(image), count=count, **options)
                 if wait:
                     group.ready(timeout_s)
             infos = [box.info for box in group]
@@ -58,7 +58,7 @@ def new(
             return
         with phases() as watch:
             box = shoal.session(
-                **common.source(image), name=name, wait=wait, timeout_s=timeout_s, watch=watch, **options
+                **asking.source(image), name=name, wait=wait, timeout_s=timeout_s, watch=watch, **options
             )
         emit(box.info, box.id, as_json=json)
 
@@ -74,8 +74,8 @@ def list_(
     json: Json = False,
 ) -> None:
     """List sessions."""
-    with common.connected() as shoal:
-        labels = common.pairs(label, "--label")
+    with asking.connected() as shoal:
+        labels = asking.pairs(label, "--label")
         found = list(shoal.list_sessions(run=run, name=name, state=state, labels=labels))
     if json:
         print_json({"sessions": found})
@@ -99,8 +99,8 @@ def list_(
 @app.command("show")
 def show(session: common.SessionArg, run: common.RunOption = None, json: Json = False) -> None:
     """Show a session, also after it ended."""
-    with common.connected() as shoal:
-        info = common.find(shoal, session, run).refresh()
+    with asking.connected() as shoal:
+        info = asking.find(shoal, session, run).refresh()
     if json:
         print_json(info)
         return
@@ -122,7 +122,7 @@ def rm(
     json: Json = False,
 ) -> None:
     """End sessions, from any state; or all of a run."""
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         if all_:
             if run is None or session:
                 raise typer.BadParameter("--all needs --run, and no sessions")
@@ -131,7 +131,7 @@ def rm(
             if not session:
                 raise typer.BadParameter("name sessions, or give --run and --all")
             # An id is sent as it is: an ended session, or one that never ran, can be removed too.
-            gone = [one if one.startswith("ses_") else common.find(shoal, one, run).id for one in session]
+            gone = [one if one.startswith("ses_") else asking.find(shoal, one, run).id for one in session]
             for one in gone:
                 shoal._run(shoal._core.delete(f"/v1/sessions/{one}"))
     emit({"ids": gone}, "\n".join(gone), as_json=json)
@@ -144,8 +144,8 @@ def logs(
     json: Json = False,
 ) -> None:
     """Show what happened to a session: waits, placements, restores, limits, its end."""
-    with common.connected() as shoal:
-        box = common.find(shoal, session, run)
+    with asking.connected() as shoal:
+        box = asking.find(shoal, session, run)
         seen = 0
         while True:
             ended = follow and box.refresh().state is SessionState.ENDED
@@ -174,8 +174,8 @@ def trajectory(
     json: Json = False,
 ) -> None:
     """Show a session's steps, also after it ended; --json prints one whole record a line."""
-    with common.connected() as shoal:
-        records = common.find(shoal, session, run).trajectory(after_seq)
+    with asking.connected() as shoal:
+        records = asking.find(shoal, session, run).trajectory(after_seq)
     if json:
         for record in records:
             print_json(record)

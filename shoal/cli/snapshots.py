@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import common
+from shoal.cli import asking
 from shoal.cli.output import Json, emit, phases, print_json, size, table, when
 
 app = typer.Typer(help="List, show and remove snapshots.", no_args_is_help=True, rich_markup_mode=None)
@@ -20,8 +20,8 @@ def snapshot(
     json: Json = False,
 ) -> None:
     """Copy a session's disk; print the snapshot's id."""
-    with common.connected() as shoal, phases("taking a snapshot"):
-        made = common.find(shoal, session, run).snapshot(common.pairs(label, "--label"), wait=wait)
+    with asking.connected() as shoal, phases("taking a snapshot"):
+        made = asking.find(shoal, session, run).snapshot(asking.pairs(label, "--label"), wait=wait)
     emit(made, made.id, as_json=json)
 
 
@@ -35,11 +35,11 @@ def fork(
     json: Json = False,
 ) -> None:
     """Start sessions from a session's disk as it is now, or from a snapshot; print their ids."""
-    with common.connected() as shoal, phases(f"forking {count}"):
+    with asking.connected() as shoal, phases(f"forking {count}"):
         if source.startswith("snp_"):
             group = shoal.sessions(snapshot=source, count=count, run=run)
         else:
-            group = common.find(shoal, source, run).fork(count)
+            group = asking.find(shoal, source, run).fork(count)
         if wait:
             group.ready()
         infos = [box.info for box in group]
@@ -53,7 +53,7 @@ def list_(
     json: Json = False,
 ) -> None:
     """List snapshots, newest first."""
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         found = shoal.snapshots.list(session=session, run=run)
     if json:
         print_json({"snapshots": found})
@@ -67,7 +67,7 @@ def list_(
 @app.command("show")
 def show(snapshot_id: Annotated[str, typer.Argument(metavar="SNAPSHOT")], json: Json = False) -> None:
     """Show a snapshot."""
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         found = shoal.snapshots.get(snapshot_id)
     emit(found, found.model_dump_json(indent=2), as_json=json)
 
@@ -75,7 +75,7 @@ def show(snapshot_id: Annotated[str, typer.Argument(metavar="SNAPSHOT")], json: 
 @app.command("rm")
 def rm(snapshot_ids: Annotated[list[str], typer.Argument(metavar="SNAPSHOT...")], json: Json = False) -> None:
     """Remove snapshots; sessions that were started from them go on."""
-    with common.connected() as shoal:
+    with asking.connected() as shoal:
         for one in snapshot_ids:
             shoal.snapshots.delete(one)
     emit({"ids": snapshot_ids}, "\n".join(snapshot_ids), as_json=json)

@@ -57,9 +57,9 @@ def test_directories_travel_both_ways(shoal: Shoal, tmp_path: Path) -> None:
     (source / "blob").write_bytes(bytes(range(256)) * 5000)
     (source / "link").symlink_to("deep/run.sh")
     with shoal.session("minimal:1") as box:
-        box.upload(source, "/work")
-        assert box.exec("/work/link").stdout == "ran\n"
-        box.download("/work", tmp_path / "out")
+        box.upload(source, "/job")
+        assert box.exec("/job/link").stdout == "ran\n"
+        box.download("/job", tmp_path / "out")
         with pytest.raises(FileNotFoundError):
             box.read_bytes("/nothing")
     assert (tmp_path / "out" / "blob").read_bytes() == (source / "blob").read_bytes()

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shoal import Shoal, __version__
-from shoal.cli import common, server
+from shoal.cli import asking, server
 from shoal.cli.app import app
 from shoal.cli.execute import exit_code
 from shoal.client.results import ExecResult
@@ -27,7 +27,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> FakeService:
     fake = FakeService()
 
     def client() -> Shoal:
-        policy = common.POLICY.__class__(retry_for_s=0.05, wait_for_s=0.05, base_s=0.001, cap_s=0.01)
+        policy = asking.POLICY.__class__(retry_for_s=0.05, wait_for_s=0.05, base_s=0.001, cap_s=0.01)
         return Shoal("http://127.0.0.1:1", "key", transport=fake.transport, policy=policy)
 
     monkeypatch.setattr(common, "make_client", client)

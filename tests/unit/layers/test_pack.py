@@ -151,14 +151,14 @@ def test_times_are_clamped_where_asked(tree: Path, tmp_path: Path) -> None:
 
 
 def test_a_prefix_moves_the_tree(tmp_path: Path) -> None:
-    """A workspace directory becomes a layer at /srv/work, hard links and all."""
+    """A workspace directory becomes a layer at /srv/job, hard links and all."""
     made = tmp_path / "made"
     made.mkdir(mode=0o750)
     (made / "a").write_text("a")
     os.link(made / "a", made / "b")
-    layer = restore(packed_bytes(made, prefix="/srv/work/")[1], tmp_path / "layer")
-    assert (layer / "srv/work/a").stat().st_ino == (layer / "srv/work/b").stat().st_ino
-    assert (layer / "srv/work").stat().st_mode & 0o777 == 0o750
+    layer = restore(packed_bytes(made, prefix="/srv/job/")[1], tmp_path / "layer")
+    assert (layer / "srv/job/a").stat().st_ino == (layer / "srv/job/b").stat().st_ino
+    assert (layer / "srv/job").stat().st_mode & 0o777 == 0o750
     assert (layer / "srv").stat().st_mode & 0o777 == 0o755
 
 
