@@ -102,11 +102,11 @@ def _run_in(box: Session, command: list[str], *, tty: bool, as_json: bool, optio
 
 
 def exec_(
-    session: common.SessionArg,
+    session: asking.SessionArg,
     command: Command,
-    run: common.RunOption = None,
+    run: asking.RunOption = None,
     tty: Tty = False,
-    env: common.Env = None,
+    env: asking.Env = None,
     cwd: Cwd = None,
     user: User = None,
     timeout_s: TimeoutS = None,
@@ -125,16 +125,16 @@ def exec_(
 def run(
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="name:tag, or a snapshot's id.")],
     command: Command,
-    run: common.RunOption = None,
+    run: asking.RunOption = None,
     tty: Tty = False,
-    env: common.Env = None,
+    env: asking.Env = None,
     cwd: Cwd = None,
     user: User = None,
     timeout_s: TimeoutS = None,
-    cpu: common.Cpu = None,
-    memory_mib: common.Memory = None,
-    disk_mib: common.Disk = None,
-    pids: common.Pids = None,
+    cpu: asking.Cpu = None,
+    memory_mib: asking.Memory = None,
+    disk_mib: asking.Disk = None,
+    pids: asking.Pids = None,
     json: Json = False,
 ) -> None:
     """Run one command in a new session, which ends with it; exit with its code. Options stand before IMAGE."""
@@ -158,7 +158,7 @@ def shell(
     image: Annotated[
         str | None, typer.Option(help="Instead of SESSION: a new session of it, which ends with the shell.")
     ] = None,
-    run: common.RunOption = None,
+    run: asking.RunOption = None,
     user: User = None,
     json: Json = False,
 ) -> None:

@@ -23,7 +23,7 @@ def _remote(text: str) -> tuple[str, str] | None:
 def cp(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A path, SESSION:PATH, or - for stdin.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A path, SESSION:PATH, or - for stdout.")],
-    run: common.RunOption = None,
+    run: asking.RunOption = None,
     json: Json = False,
 ) -> None:
     """Copy a file or a directory into a session or out of it.

@@ -20,13 +20,13 @@ app = typer.Typer(help="Make, list, show and end sessions.", no_args_is_help=Tru
 def new(
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="name:tag, or a snapshot's id.")],
     name: Annotated[str | None, typer.Option(help="Unique in the run: the same name finds it again.")] = None,
-    run: common.RunOption = None,
-    label: common.Labels = None,
-    env: common.Env = None,
-    cpu: common.Cpu = None,
-    memory_mib: common.Memory = None,
-    disk_mib: common.Disk = None,
-    pids: common.Pids = None,
+    run: asking.RunOption = None,
+    label: asking.Labels = None,
+    env: asking.Env = None,
+    cpu: asking.Cpu = None,
+    memory_mib: asking.Memory = None,
+    disk_mib: asking.Disk = None,
+    pids: asking.Pids = None,
     workdir: Annotated[str | None, typer.Option(help="None: the image's, else /workspace.")] = None,
     user: Annotated[str | None, typer.Option(help="None: the image's, else root.")] = None,
     ttl_s: Annotated[int | None, typer.Option(help="Seconds until it ends (4 hours unless said).")] = None,
@@ -65,12 +65,12 @@ def new(
 
 @app.command("list")
 def list_(
-    run: common.RunOption = None,
+    run: asking.RunOption = None,
     name: Annotated[str | None, typer.Option(help="Only of this name.")] = None,
     state: Annotated[
         SessionState | None, typer.Option(help="Only in this state; ended ones only so.")
     ] = None,
-    label: common.Labels = None,
+    label: asking.Labels = None,
     json: Json = False,
 ) -> None:
     """List sessions."""
@@ -97,7 +97,7 @@ def list_(
 
 
 @app.command("show")
-def show(session: common.SessionArg, run: common.RunOption = None, json: Json = False) -> None:
+def show(session: asking.SessionArg, run: asking.RunOption = None, json: Json = False) -> None:
     """Show a session, also after it ended."""
     with asking.connected() as shoal:
         info = asking.find(shoal, session, run).refresh()
@@ -117,7 +117,7 @@ def _print_session(info: Session) -> None:
 @app.command("rm")
 def rm(
     session: Annotated[list[str] | None, typer.Argument(metavar="SESSION...", help="Ids or names.")] = None,
-    run: common.RunOption = None,
+    run: asking.RunOption = None,
     all_: Annotated[bool, typer.Option("--all", help="All sessions of --run.")] = False,
     json: Json = False,
 ) -> None:
@@ -138,8 +138,8 @@ def rm(
 
 
 def logs(
-    session: common.SessionArg,
-    run: common.RunOption = None,
+    session: asking.SessionArg,
+    run: asking.RunOption = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the session ends.")] = False,
     json: Json = False,
 ) -> None:
@@ -168,8 +168,8 @@ def _print_event(event: Event, as_json: bool) -> None:
 
 
 def trajectory(
-    session: common.SessionArg,
-    run: common.RunOption = None,
+    session: asking.SessionArg,
+    run: asking.RunOption = None,
     after_seq: Annotated[int, typer.Option(min=0, help="Only steps after this seq.")] = 0,
     json: Json = False,
 ) -> None:

@@ -13,9 +13,9 @@ app = typer.Typer(help="List, show and remove snapshots.", no_args_is_help=True,
 
 
 def snapshot(
-    session: common.SessionArg,
-    run: common.RunOption = None,
-    label: common.Labels = None,
+    session: asking.SessionArg,
+    run: asking.RunOption = None,
+    label: asking.Labels = None,
     wait: Annotated[bool, typer.Option(help="Wait until it is durable.")] = True,
     json: Json = False,
 ) -> None:
@@ -30,7 +30,7 @@ def fork(
         str, typer.Argument(metavar="SOURCE", help="A session (id or name) or a snapshot's id.")
     ],
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many sessions.")] = 1,
-    run: common.RunOption = None,
+    run: asking.RunOption = None,
     wait: Annotated[bool, typer.Option(help="Wait until they run.")] = True,
     json: Json = False,
 ) -> None:
@@ -49,7 +49,7 @@ def fork(
 @app.command("list")
 def list_(
     session: Annotated[str | None, typer.Option(help="Only of this session (id).")] = None,
-    run: common.RunOption = None,
+    run: asking.RunOption = None,
     json: Json = False,
 ) -> None:
     """List snapshots, newest first."""

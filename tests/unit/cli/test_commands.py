@@ -30,7 +30,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> FakeService:
         policy = asking.POLICY.__class__(retry_for_s=0.05, wait_for_s=0.05, base_s=0.001, cap_s=0.01)
         return Shoal("http://127.0.0.1:1", "key", transport=fake.transport, policy=policy)
 
-    monkeypatch.setattr(common, "make_client", client)
+    monkeypatch.setattr(asking, "make_client", client)
     return fake
 
 
