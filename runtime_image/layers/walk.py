@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ MAX_PATH_BYTES = 32 * 1024
 
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Kinds that may have several names and are the same thing under each.
+# What the kernel says of a name that is no longer what it was a moment ago: gone, no symlink any more,
+# an attribute less.
+_GONE = frozenset({errno.ENOENT, errno.EINVAL, errno.ENODATA})
 _LINKABLE = frozenset({Kind.FILE, Kind.SYMLINK, Kind.FIFO})
 
 
@@ -125,10 +129,12 @@ def walk(
             try:
                 st = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 entry = entry_at(level.prefix + name, name, st, fd, xattrs)
-            except FileNotFoundError as error:
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
                 if live:
                     continue
-                raise TreeChanged(f"{(level.prefix + name)[:200]!r} vanished") from error
+                raise TreeChanged(f"{(level.prefix + name)[:200]!r}: {error.strerror}") from error
             opaque = level.opaque or entry.opaque
             yield Found(entry=entry, stat=st, dir_fd=fd, name=name, under_opaque=opaque, merged=level.merged)
             if entry.kind is Kind.DIRECTORY and (descend is None or descend(entry)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import socket
@@ -17,6 +18,7 @@ import zstandard
 from runtime_image.layers import (
     LayerError,
     PackedLayer,
+    TreeChanged,
     TreeUnsupported,
     copy_tree,
     pack,
@@ -272,6 +274,26 @@ def test_a_symlink_swapped_in_is_never_followed(tmp_path: Path) -> None:
         stop.set()
         thread.join()
     assert whole
+
+
+@pytest.mark.parametrize("call", ["stat", "readlink", "listxattr"])
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.EINVAL, errno.ENODATA])
+def test_a_name_that_changes_between_two_calls_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    """Whatever the kernel answers for a name that is no longer what it was: TreeChanged, never a bare OSError."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/link").symlink_to("anywhere")
+    real = getattr(os, call)
+
+    def swapped(target: object, **options: object) -> object:
+        if str(target).endswith("link"):
+            raise OSError(code, os.strerror(code))
+        return real(target, **options)
+
+    monkeypatch.setattr(os, call, swapped)
+    with pytest.raises(TreeChanged):
+        packed_bytes(tmp_path / "made")
 
 
 def test_unpacking_over_something_is_refused(tree: Path, tmp_path: Path) -> None:
