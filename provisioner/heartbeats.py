@@ -12,9 +12,9 @@ from enum import Enum, auto
 from provisioner import keys
 from provisioner.context import Context, log
 from provisioner.departure import Departure
+from provisioner.host_reports import heard, room_grew, worth_writing
 from provisioner.lifecycle import UNPLACED
 from provisioner.model import Assignment, Host, HostOrders, Session, dump, load, replace
-from provisioner.placement import Room
 from provisioner.sessions import Sessions, records
 from provisioner.sessions.ending import by_itself
 from provisioner.sessions.records import Loaded
@@ -25,7 +25,7 @@ from provisioner.usage import Usage
 from shoal.contract.base import HostId, SessionId, SnapshotId
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.host import Heartbeat, HeartbeatReply, Incarnation, SandboxStatus, SessionEvent, WarmOrder
-from shoal.contract.states import HostState, SessionState
+from shoal.contract.states import EndReason, HostState, SessionState
 
 #: Seconds after which an unchanged sandbox is compared with its record again.
 _RECHECK_S = 5.0
@@ -96,9 +96,9 @@ class Heartbeats:
         acked_event = await self._events(host, body.events, known)
         acked_usage = await self._usage.store(id, body.usage)
         forget = [taken.snapshot for taken in body.snapshots if await self._snapshots.reported(id, taken)]
-        new = self._heard(host, body, assigned, acked_event)
+        new = heard(host, body, assigned, acked_event, context.clock.now())
         context.fleet.heard(new, body.sandboxes, counted_at=counted_at)
-        if self._worth_writing(host, new):
+        if worth_writing(host, new, at_least_s=context.settings.lost_margin_s / 4):
             try:
                 await context.store.transact(
                     [Put(key=keys.host(id), item=dump(new), conditions=(VersionIs(version=stored.version),))]
@@ -106,7 +106,7 @@ class Heartbeats:
             except ConditionFailed:
                 # The reconciler marked it meanwhile; the next heartbeat is written.
                 context.fleet.stale()
-        if self._room_grew(host, new) or any(verdict is Verdict.FORGET for verdict in verdicts.values()):
+        if room_grew(host, new) or any(verdict is Verdict.FORGET for verdict in verdicts.values()):
             context.wake_queue.set()
         return self._reply(
             orders,
@@ -194,6 +194,10 @@ class Heartbeats:
                 await self._sessions.placing.lost_start(found, start_error(status))
                 return Verdict.FORGET
             end = by_itself(status)
+            if over and end.reason is EndReason.HOST_LOST and session.on_host_loss == "restore":
+                # The host ends in good order: the session goes on elsewhere, and nothing of its steps is unknown.
+                moved = await self._sessions.changing.host_lost(found, "Its host was ended.", status)
+                return Verdict.FORGET if moved is not None else Verdict.UNSETTLED
             await ending.end(found, end.reason, end.detail, error=status.error, tell_host=False)
             if not over:
                 return Verdict.KEEP
@@ -290,57 +294,6 @@ class Heartbeats:
         for start in range(0, len(waiting), MAX_OPS):
             await self._context.store.transact(waiting[start : start + MAX_OPS])
         return last
-
-    # -- the host itself -------------------------------------------------------------------------------------------
-
-    def _heard(self, host: Host, body: Heartbeat, assigned: list[Assignment], last_event: int) -> Host:
-        held = Room()
-        for assignment in assigned:
-            held = held + Room.for_one(assignment.resources)
-        now = self._context.clock.now()
-        return replace(
-            host,
-            address=body.address,
-            heard_at=now,
-            said_at=body.at,
-            beat=body.beat,
-            capacity=body.capacity,
-            reserved=body.reserved,
-            held=held.wire(),
-            load=body.load,
-            substrates=tuple(body.substrates),
-            warm=tuple(body.warm),
-            layers=tuple(sorted(body.layers)),
-            sessions=len(assigned),
-            sandboxes=sum(status.state not in _OVER for status in body.sandboxes),
-            busy_at=now if assigned else host.busy_at,
-            draining=body.draining,
-            last_event=last_event,
-            counters=body.counters,
-        )
-
-    def _worth_writing(self, old: Host, new: Host) -> bool:
-        if old.heard_at is None or new.heard_at is None:
-            return True
-        if (new.heard_at - old.heard_at).total_seconds() >= self._context.settings.lost_margin_s / 4:
-            return True
-        same = replace(
-            new,
-            heard_at=old.heard_at,
-            said_at=old.said_at,
-            beat=old.beat,
-            load=old.load,
-            busy_at=old.busy_at,
-            counters=old.counters,
-        )
-        return same != old
-
-    @staticmethod
-    def _room_grew(old: Host, new: Host) -> bool:
-        if old.held is None or old.capacity != new.capacity or old.state is not new.state:
-            return True
-        warm = sum(report.ready for report in new.warm) > sum(report.ready for report in old.warm)
-        return warm or new.sessions < old.sessions
 
     async def _warm(self, orders: HostOrders) -> list[WarmOrder]:
         found: list[WarmOrder] = []

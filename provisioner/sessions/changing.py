@@ -19,7 +19,7 @@ from provisioner.sessions.starting import retired
 from provisioner.store.port import ConditionFailed, Op
 from shoal.contract.base import SessionId
 from shoal.contract.errors import ErrorCode, ShoalError
-from shoal.contract.host import SandboxPatch
+from shoal.contract.host import SandboxPatch, SandboxStatus
 from shoal.contract.sessions import Restored, SessionAck, SessionPatch
 from shoal.contract.states import EndReason, Phase, SessionState, SnapshotState
 
@@ -153,8 +153,15 @@ class Changing:
             return new
         raise _busy(id)
 
-    async def host_lost(self, found: Loaded, detail: str) -> Session | None:
-        """The session's host is gone: it goes on elsewhere if it may, else it ends. None: it changed meanwhile."""
+    async def host_lost(
+        self, found: Loaded, detail: str, status: SandboxStatus | None = None
+    ) -> Session | None:
+        """The session's host is gone: it goes on elsewhere if it may, else it ends. None: it changed meanwhile.
+
+        Args:
+            status: The sandbox's last words, from a host that ended in good order; None when nobody knows how far it
+                came.
+        """
         session = found.session
         if session.state not in LIVE or session.host is None:
             return session
@@ -167,17 +174,27 @@ class Changing:
         latest = await self._latest(session)
         source = snapshot_source(latest) if latest else session.source
         seq = (latest.seq or 0) if latest else 0
-        new = await self._rewind(found, source, seq, lost=True, kind="session.host_lost", why=detail)
+        new = await self._rewind(
+            found, source, seq, lost=True, kind="session.host_lost", why=detail, status=status
+        )
         if new is not None:
             self._context.wake_queue.set()
         return new
 
     async def _rewind(
-        self, found: Loaded, source: Source, seq: int, *, lost: bool, kind: str, why: str
+        self,
+        found: Loaded,
+        source: Source,
+        seq: int,
+        *,
+        lost: bool,
+        kind: str,
+        why: str,
+        status: SandboxStatus | None = None,
     ) -> Session | None:
         """Write down that the session goes back to `source`, in its next epoch; None when it changed meanwhile.
 
-        `lost`: the host is gone, so nobody can tell how far it came.
+        `lost`: the host is gone; `status` says how far the sandbox came, if anyone knows.
         """
         context = self._context
         session = found.session
@@ -204,7 +221,7 @@ class Changing:
         )
         ops: list[Op] = []
         if lost and old is not None:
-            new = retired(new, None, gap=context.settings.seq_gap)
+            new = retired(new, status, gap=context.settings.seq_gap)
             ops.append(records.unassign(old.host, session.id, old.epoch))
         ops = [
             records.save(new, found.version),

@@ -299,3 +299,25 @@ async def test_the_pool_breathes_from_zero_to_zero(world: World) -> None:
     assert (await world.store.query(keys.HOSTS)).items == ()
     assert (await world.store.query(keys.ORDERS)).items == ()
     assert len(world.capacity.starts) == 1
+
+
+async def test_a_host_that_ends_in_good_order_hands_its_sessions_on(world: World) -> None:
+    """A session that may be restored goes on elsewhere with its steps known to the last; others end with the cause."""
+    host = await world.host()
+    ends = await world.create()
+    moves = await world.create(on_host_loss="restore")
+    for id in (ends, moves):
+        host.change(id, state="ended", end_reason=EndReason.HOST_LOST, journal_flushed=True, last_seq=6)
+    await world.beat()
+    assert host.sandboxes == {}
+    await world.services.hosts.leave(host.id)
+    assert (await world.services.sessions.get(WHO, ends)).state is SessionState.ENDED
+    session = await world.services.sessions.get(WHO, moves)
+    assert session.state is SessionState.RESTORING
+    assert session.last_seq == 6
+    other = await world.host()
+    await world.services.pump.drain()
+    assert (await world.services.sessions.get(WHO, moves)).state is SessionState.RUNNING
+    assert other.starts[moves].first_seq == 7
+    assert other.starts[moves].history == [1]
+    assert other.starts[moves].rewound
