@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime_image.agent.host_runtime import cgroup_name_of
+
 
 @dataclass(frozen=True, kw_only=True)
 class Leftovers:
@@ -77,19 +79,5 @@ def _cgroups(names: frozenset[str]) -> list[str]:
 
 
 def cgroup_names(home: Path) -> frozenset[str]:
-    """The names of the cgroups that a home's hosts use, from their processes' own cgroups and from the tree."""
-    found: set[str] = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if str(home).encode() not in (entry / "cmdline").read_bytes():
-                continue
-            lines = (entry / "cgroup").read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            top = line.split(":", 2)[2].strip("/").split("/")[0]
-            if "shoal" in top:
-                found.add(top)
-    return frozenset(found)
+    """The names of the cgroups that a home's hosts use: agents derive them from their own homes."""
+    return frozenset(cgroup_name_of(host / "home") for host in home.glob("hosts/*"))
