@@ -23,6 +23,17 @@ class Clock(Protocol):
         """Wait so long; zero or less yields once."""
 
 
+async def event_or_time(clock: Clock, event: asyncio.Event, seconds: float) -> None:
+    """Return when the event is set, or after `seconds`."""
+    told = asyncio.ensure_future(event.wait())
+    slept = asyncio.ensure_future(clock.sleep(seconds))
+    try:
+        await asyncio.wait({told, slept}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        told.cancel()
+        slept.cancel()
+
+
 class SystemClock:
     """The machine's own time."""
 

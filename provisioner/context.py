@@ -12,7 +12,7 @@ import structlog
 
 from provisioner.agents.port import AgentClient
 from provisioner.blobs.port import Blobs
-from provisioner.clock import Clock
+from provisioner.clock import Clock, event_or_time
 from provisioner.demand import DemandLog
 from provisioner.fleet import Fleet
 from provisioner.manifests import Sources
@@ -38,13 +38,7 @@ class Wake:
 
     async def wait(self, seconds: float) -> None:
         """Return when there is something to do, or after `seconds`."""
-        told = asyncio.ensure_future(self._event.wait())
-        slept = asyncio.ensure_future(self._clock.sleep(seconds))
-        try:
-            await asyncio.wait({told, slept}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            told.cancel()
-            slept.cancel()
+        await event_or_time(self._clock, self._event, seconds)
         self._event.clear()
 
 

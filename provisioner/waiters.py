@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from provisioner.clock import Clock
+from provisioner.clock import Clock, event_or_time
 
 T = TypeVar("T")
 #: Seconds between looks for changes that another replica made.
@@ -42,19 +42,10 @@ class Waiters:
                 left = deadline - self._clock.monotonic()
                 if done(value) or left <= 0:
                     return value
-                await self._pause(event, min(POLL_S, left))
+                await event_or_time(self._clock, event, min(POLL_S, left))
                 event.clear()
         finally:
             waiting = self._waiting[id]
             waiting.discard(event)
             if not waiting:
                 del self._waiting[id]
-
-    async def _pause(self, event: asyncio.Event, seconds: float) -> None:
-        told = asyncio.ensure_future(event.wait())
-        slept = asyncio.ensure_future(self._clock.sleep(seconds))
-        try:
-            await asyncio.wait({told, slept}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (told, slept):
-                task.cancel()

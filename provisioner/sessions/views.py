@@ -5,7 +5,7 @@ from __future__ import annotations
 from provisioner.model import Session
 from shoal.contract import sessions as wire
 from shoal.contract.host import SandboxStatus
-from shoal.contract.states import Phase, SessionState
+from shoal.contract.states import SessionState
 
 
 def tell(session: Session, status: SandboxStatus | None = None) -> wire.Session:
@@ -46,8 +46,3 @@ def tell(session: Session, status: SandboxStatus | None = None) -> wire.Session:
         restored=session.restored,
         end=session.end,
     )
-
-
-def waits_for(session: Session) -> Phase | None:
-    """What a session without a sandbox is doing."""
-    return session.phase

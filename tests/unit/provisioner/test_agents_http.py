@@ -96,10 +96,7 @@ async def test_calls_go_to_the_contracts_paths(
     ]
     assert host.requests[1][2] == b'{"epoch":1,"idle_timeout_s":null}'
 
-    class Clock(SystemClock):
-        pass
-
-    verifier = TokenVerifier(Clock())  # type: ignore[arg-type]
+    verifier = TokenVerifier(SystemClock())
     verifier.trust("hst_1", signer.public_keys)
     require_control(verifier.verify(host.tokens[0]), SESSION)
 

@@ -90,7 +90,8 @@ class World:
         body = ImagePut(source=LayersSource(manifest=manifest), resources=asked, wait_s=0)
         await self.services.images.put(WHO, "code", tag, body)
         await self.services.context.background.idle()
-        assert digest_of(canonical(manifest)) in str(self.blobs.objects.keys()) or True
+        image = await self.services.images.get(WHO, "code", tag)
+        assert image.digest == digest_of(canonical(manifest))
 
     async def finish(self, work: Awaitable[T], *, limit_s: float = 60.0, beats: bool = True) -> T:
         """Run `work` to its end, moving virtual time on and letting hosts report.
