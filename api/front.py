@@ -5,6 +5,7 @@ The relayed routes leave here, before FastAPI: they are the hot path, and their 
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from typing import Any, Protocol
@@ -49,10 +50,17 @@ class Front:
         self._relay = relay
         self._metrics = metrics
         self._draining = False
+        self._open: set[asyncio.Task[Any]] = set()
 
     def drain(self) -> None:
         """Refuse callers from now on; hosts' agents are still heard, so that they can report what ends."""
         self._draining = True
+
+    def cut(self) -> None:
+        """Answer `unavailable` to whoever still waits, instead of leaving them to a closed connection."""
+        self._draining = True
+        for task in self._open:
+            task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,17 +78,26 @@ class Front:
                 message["headers"] = [*message.get("headers", ()), header]
             await send(message)
 
+        task = asyncio.current_task()
+        assert task is not None, "a server runs each request in a task"
         started = time.perf_counter()
         self._metrics.in_flight.inc()
+        self._open.add(task)
         try:
             if self._draining and scope["path"].startswith("/v1/"):
-                raise ShoalError(ErrorCode.UNAVAILABLE, "the service is stopping", retry_after_s=5.0)
+                raise _stopping()
             call = self._relay.match(scope)
             if call is not None:
                 scope[TEMPLATE_KEY] = call.template
                 await self._relay.serve(call, scope, receive, noting)
             else:
                 await self._app(scope, receive, noting)
+        except asyncio.CancelledError:
+            if not self._draining:
+                raise
+            task.uncancel()
+            if not status:
+                await send_error(_stopping(), noting)
         except ShoalError as error:
             if not status:
                 await send_error(error, noting)
@@ -98,8 +115,13 @@ class Front:
             if not status:
                 await send_error(from_dependency(error) or internal_error(request_id), noting)
         finally:
+            self._open.discard(task)
             self._metrics.in_flight.dec()
             self._metrics.observe(template_of(scope), scope["method"], status, time.perf_counter() - started)
+
+
+def _stopping() -> ShoalError:
+    return ShoalError(ErrorCode.UNAVAILABLE, "the service is stopping", retry_after_s=5.0)
 
 
 def template_of(scope: Scope) -> str:

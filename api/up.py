@@ -104,6 +104,7 @@ async def _run(options: UpOptions, home: Home, listener: socket.socket) -> None:
             front.drain()
             # Hosts first: they flush journals and report what ended while somebody still listens.
             await local.services.end_hosts()
+            front.cut()
     log.info("server.stopped")
 
 

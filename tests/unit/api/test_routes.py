@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ class FakeSessions:
     created: bool = True
     failure: Exception | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
+    waiting: asyncio.Event | None = None
 
     def _note(self, **what: Any) -> None:
         self.asked.append(what)
@@ -93,6 +95,9 @@ class FakeSessions:
 
     async def get(self, who: Principal, id: str, *, wait_s: float = 0.0) -> Session:
         self._note(id=id, wait_s=wait_s)
+        if self.waiting is not None:
+            self.waiting.set()
+            await asyncio.Event().wait()
         return a_session(id, self.state)
 
     async def delete(self, who: Principal, id: str, *, wait_s: float = 0.0) -> Session:
@@ -321,3 +326,14 @@ async def test_a_server_that_stops_refuses_callers_and_hears_its_hosts(house: Ho
         "/internal/v1/hosts/h/heartbeat", headers={"authorization": ""}, json={}
     )
     assert error_of(response).error.code == "unauthenticated"
+
+
+async def test_whoever_still_waits_when_the_server_stops_gets_an_answer(house: House) -> None:
+    """A long poll ends with `unavailable` and when to try again, not with a closed connection."""
+    house.sessions.waiting = asyncio.Event()
+    poll = asyncio.create_task(house.client.get("/v1/sessions/s?wait_s=25"))
+    await house.sessions.waiting.wait()
+    house.front.cut()
+    response = await poll
+    assert error_of(response).error.code == "unavailable"
+    assert response.headers["retry-after"] == "5"
