@@ -27,7 +27,7 @@ def main() -> int:
     # Requests make many short-lived objects and few cycles; what start-up made stays for good.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(20_000, 10, 10)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run())

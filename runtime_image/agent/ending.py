@@ -89,6 +89,7 @@ class Ender:
         hosted.end_reason, hosted.end_detail = EndReason.FAILED, error.message
         hosted.state, hosted.phase = "failed", None
         hosted.journal_flushed = True
+        hosted.journal.close()
         hosted.changed()
 
     async def end(self, hosted: Hosted) -> None:
@@ -111,6 +112,7 @@ class Ender:
         hosted.phase = Phase.FLUSHING_JOURNAL
         hosted.changed()
         await self._flush(hosted)
+        hosted.journal.close()
         hosted.phase = None
         hosted.state = "failed" if hosted.error is not None else "ended"
         hosted.changed()

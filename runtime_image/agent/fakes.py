@@ -170,6 +170,11 @@ class FakeLink:
         """Every operation succeeds and does nothing."""
         return {"created": True}
 
+    def check_open(self) -> None:
+        """Raise when it is closed."""
+        if self.closed.is_set():
+            raise LinkClosedError("closed")
+
     def close(self) -> None:
         """Let go of it."""
         self.closed.set()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from runtime_image.agent.actions.runner import SessionActions
     from runtime_image.agent.layer_store import Stack
     from runtime_image.agent.link import GuestLink
-    from runtime_image.agent.ports import OomCounter, RuntimePort
+    from runtime_image.agent.ports import KillGroup, OomCounter, RuntimePort
     from runtime_image.agent.sandboxes import Sandbox
 
 #: Where an action runs when neither the session nor its image says.
@@ -56,7 +56,8 @@ def payer_of(spec: SandboxStart) -> Payer:
 class Hosted:
     """The record of one incarnation on this host. The service moves it; everyone else reads.
 
-    `sandbox`, `link`, `actions` are None before it runs and after it ended; the journal stays open until forgotten.
+    `sandbox`, `link` are None before it runs and after it ended; the journal is answered until forgotten. `lasting` are
+    the kill groups of its named shells.
     """
 
     spec: SandboxStart
@@ -74,6 +75,7 @@ class Hosted:
     link: GuestLink | None = None
     stack: Stack | None = None
     ooms: OomCounter | None = None
+    lasting: dict[str, KillGroup] = field(default_factory=dict)
     actions: SessionActions | None = None
     history: History | None = None
     read_past: Callable[[], Awaitable[History]] | None = None

@@ -132,6 +132,9 @@ class Incarnator:
             self._starter.release(hosted.stack)
         if hosted.ooms is not None:
             hosted.ooms.close()
+        for group in hosted.lasting.values():
+            group.remove()
+        hosted.lasting.clear()
         hosted.link = hosted.sandbox = hosted.stack = hosted.ooms = None
         hosted.sandbox_id = ""
 
@@ -179,6 +182,7 @@ class Incarnator:
             user=hosted.user,
             env=hosted.env,
             lowers=hosted.stack.paths,
+            lasting=hosted.lasting,
             snapshot_index=lambda snapshot: self._snapshot_index(hosted, snapshot),
         )
         link = hosted.link

@@ -16,6 +16,7 @@ from runtime_image.agent.events import Events
 from runtime_image.agent.hosted import Hosted, payer_of
 from runtime_image.agent.incarnate import Incarnator
 from runtime_image.agent.journals import Journals
+from runtime_image.agent.link import GuestLink, LinkError
 from runtime_image.agent.metering import Meter
 from runtime_image.agent.ports import RuntimePort
 from runtime_image.agent.room import HostLimits, Room
@@ -265,7 +266,13 @@ class SandboxService:
         kills = self._ender.oom_kills(hosted)
         if kills > hosted.oom_kills:
             reason, detail = EndReason.OOM, "the sandbox's first process was killed: out of memory"
-        _log.warning("sandbox.guest_gone", session_id=hosted.session, epoch=hosted.epoch, reason=reason.value)
+        _log.warning(
+            "sandbox.guest_gone",
+            session_id=hosted.session,
+            epoch=hosted.epoch,
+            reason=reason.value,
+            error=_why_closed(link),
+        )
         self.end(hosted, reason, detail)
 
     def end(self, hosted: Hosted, reason: EndReason, detail: str | None = None) -> None:
@@ -354,3 +361,12 @@ class SandboxService:
         for hosted in self.live():
             self.end(hosted, reason, detail)
         await self._ender.quiet(self)
+
+
+def _why_closed(link: GuestLink) -> str:
+    """What ended a link."""
+    try:
+        link.check_open()
+    except LinkError as error:
+        return f"{type(error).__name__}: {error}"
+    return "open"

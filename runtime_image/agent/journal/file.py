@@ -170,10 +170,16 @@ class Journal:
         Raises:
             ValueError: The record is damaged.
         """
-        _, action = records.parse(os.pread(self._fd, entry.intent[1], entry.intent[0]))
-        if entry.result is None:
-            return Recorded(action=action, observation=None, error=None)
-        _, body = records.parse(os.pread(self._fd, entry.result[1], entry.result[0]))
+        # One that is closed is still read, such as that of a sandbox that has ended.
+        fd = self._fd if self._fd >= 0 else os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _, action = records.parse(os.pread(fd, entry.intent[1], entry.intent[0]))
+            if entry.result is None:
+                return Recorded(action=action, observation=None, error=None)
+            _, body = records.parse(os.pread(fd, entry.result[1], entry.result[0]))
+        finally:
+            if fd != self._fd:
+                os.close(fd)
         if entry.is_error:
             return Recorded(action=action, observation=None, error=body)
         return Recorded(action=action, observation=body, error=None)
@@ -197,7 +203,7 @@ class Journal:
         return self._size
 
     def close(self) -> None:
-        """Give the descriptor back; harmless when repeated."""
+        """Append no more, and give the descriptor back; what is recorded can still be read. Repeatable."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
