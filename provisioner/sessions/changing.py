@@ -48,11 +48,15 @@ class Changing:
         """Change what was given; the sandbox hears of it when it runs.
 
         Raises:
-            ShoalError: NOT_FOUND, SESSION_ENDED; NOT_IMPLEMENTED for a network that is not `none`.
+            ShoalError: NOT_FOUND, SESSION_ENDED; NOT_IMPLEMENTED for a network that is not `none`, or a pause.
         """
         context = self._context
         if body.network is not None and body.network.mode != "none":
             raise ShoalError(ErrorCode.NOT_IMPLEMENTED, "Network allowlists are not served yet.")
+        if body.idle_pause_s is not None:
+            raise ShoalError(
+                ErrorCode.NOT_IMPLEMENTED, "Sessions are not paused yet: leave out `idle_pause_s`."
+            )
         for _ in range(_TRIES):
             found = await records.read_own(context.store, who, id)
             session = found.session
@@ -90,7 +94,8 @@ class Changing:
         """The caller has seen the rewind into this epoch; repeatable.
 
         Raises:
-            ShoalError: NOT_FOUND, SESSION_ENDED, EPOCH_MISMATCH.
+            ShoalError: NOT_FOUND, SESSION_ENDED, EPOCH_MISMATCH; SESSION_NOT_READY while its sandbox starts: until then
+                neither what is lost nor the epoch itself is settled.
         """
         context = self._context
         for _ in range(_TRIES):
@@ -106,6 +111,12 @@ class Changing:
                 )
             if session.restored is None:
                 return session
+            if session.state not in (SessionState.RUNNING, SessionState.PAUSED):
+                raise ShoalError(
+                    ErrorCode.SESSION_NOT_READY,
+                    f"Session {session.id} is {session.state.value}; acknowledge the rewind once it runs.",
+                    retry_after_s=0.5,
+                )
             if not session.restored.acknowledged:
                 restored = session.restored.model_copy(update={"acknowledged": True})
                 new = replace(session, restored=restored)

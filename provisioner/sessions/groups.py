@@ -228,7 +228,8 @@ def _name(body: SessionCreate, bodies: list[SessionCreate], index: int) -> str |
 
 def _packed(bodies: list[SessionCreate]) -> str:
     alike = all(body is bodies[0] for body in bodies)
-    return "\n".join(body.model_dump_json() for body in (bodies[:1] if alike else bodies))
+    # What was left out stays left out: a default is not something that was asked for.
+    return "\n".join(body.model_dump_json(exclude_unset=True) for body in (bodies[:1] if alike else bodies))
 
 
 def _unpacked(group: Group) -> list[SessionCreate]:

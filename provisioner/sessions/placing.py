@@ -17,11 +17,11 @@ from provisioner.placement import Ask, Own, Room, choose, warm_key, warm_name
 from provisioner.sessions import records
 from provisioner.sessions.ending import Ending
 from provisioner.sessions.records import Loaded
-from provisioner.sessions.starting import retired, start_error, start_message, with_status
+from provisioner.sessions.starting import patched, retired, start_error, start_message, with_status
 from provisioner.store.port import ConditionFailed, Op
-from shoal.contract.base import HostId
+from shoal.contract.base import HostId, SessionId
 from shoal.contract.errors import ErrorCode, ErrorDetail, Next, ShoalError
-from shoal.contract.host import SandboxSource, SandboxStatus
+from shoal.contract.host import SandboxPatch, SandboxSource, SandboxStatus
 from shoal.contract.states import EndReason, Phase, SessionState
 
 #: What an agent's answer says about the host, not about the sandbox: another host is tried.
@@ -35,6 +35,8 @@ _ELSEWHERE = frozenset(
         ErrorCode.UNAUTHENTICATED,
     }
 )
+#: How often a write is tried anew when the session was written meanwhile.
+_TRIES = 10
 #: Seconds an old sandbox may take to flush its journal before a session goes on without it.
 _RETIRE_S = 15.0
 
@@ -165,39 +167,52 @@ class Placing:
         *,
         duration_ms: float | None = None,
     ) -> Session:
-        """Write down that a host runs (or starts) the sandbox; if the session has changed, end the sandbox."""
+        """Write down that a host runs (or starts) the sandbox; one that is not the session's any more is ended.
+
+        What else was written meanwhile (a patch, a journal that arrived) does not cost the sandbox.
+        """
         context = self._context
-        session = found.session
         now = context.clock.now()
-        new = replace(
-            with_status(session, status, now), host=host, address=address, placer=None, placer_until=None
-        )
-        ops: list[Op] = [
-            records.save(new, found.version),
-            records.leave_queue(session),
-            records.assign(new, host, now),
-            records.event_op(
-                session,
-                found.version,
-                now,
-                "session.placed",
-                f"A {'warm' if status.warm else 'cold'} sandbox of epoch {new.epoch} is {status.state} on host {host}.",
-                host=host,
-                epoch=new.epoch,
-                warm=status.warm,
-                start_ms=duration_ms,
-                timings_ms=status.timings_ms,
-            ),
-        ]
-        try:
-            await context.store.transact(ops)
-        except ConditionFailed:
-            again = await records.read(context.store, session.id)
+        asked = found.session
+        kind = "warm" if status.warm else "cold"
+        for _ in range(_TRIES):
+            session = found.session
+            new = replace(
+                with_status(session, status, now), host=host, address=address, placer=None, placer_until=None
+            )
+            ops: list[Op] = [
+                records.save(new, found.version),
+                records.leave_queue(session),
+                records.assign(new, host, now),
+                records.event_op(
+                    session,
+                    found.version,
+                    now,
+                    "session.placed",
+                    f"A {kind} sandbox of epoch {new.epoch} is {status.state} on host {host}.",
+                    host=host,
+                    epoch=new.epoch,
+                    warm=status.warm,
+                    start_ms=duration_ms,
+                    timings_ms=status.timings_ms,
+                ),
+            ]
+            try:
+                await context.store.transact(ops)
+                break
+            except ConditionFailed:
+                again = await records.read(context.store, session.id)
+                if again is not None and _waits_for(again.session, status.epoch):
+                    found = again
+                    continue
             if again is None or again.session.host != host or again.session.epoch != status.epoch:
                 context.background.start(
                     self._discard(HostRef(id=host, address=address), status), "end unwanted sandbox"
                 )
             return again.session if again else session
+        else:
+            # Its host reports it: a heartbeat writes it down, once others leave the session alone.
+            return session
         log.info(
             "session.placed",
             session_id=new.id,
@@ -207,8 +222,19 @@ class Placing:
             state=status.state,
             duration_ms=duration_ms,
         )
+        changes = patched(asked, new)
+        if changes is not None:
+            context.background.start(
+                self._tell(HostRef(id=host, address=address), new.id, changes), "tell sandbox what changed"
+            )
         context.waiters.notify(new.id)
         return new
+
+    async def _tell(self, host: HostRef, session: SessionId, changes: SandboxPatch) -> None:
+        try:
+            await self._context.agents.patch(host, session, changes)
+        except ShoalError as error:
+            log.warning("session.patch_lost", session_id=session, host_id=host.id, code=error.code.value)
 
     async def lost_start(self, found: Loaded, error: ErrorDetail) -> Session:
         """A sandbox that was being started failed on its host (as its heartbeat says): try again, or give up."""
@@ -317,14 +343,24 @@ class Placing:
                 log.info(
                     "session.retire_failed", session_id=session.id, host_id=old.host, code=error.code.value
                 )
-        new = retired(session, status if known else None, gap=context.settings.seq_gap)
-        try:
-            await context.store.transact(
-                [records.save(new, found.version), records.unassign(old.host, session.id, old.epoch)]
-            )
-        except ConditionFailed:
-            again = await records.read(context.store, session.id)
-            if again is None:
-                raise ShoalError(ErrorCode.NOT_FOUND, f"No session {session.id}.") from None
-            return again
-        return Loaded(session=new, version=found.version + 1)
+        for _ in range(_TRIES):
+            new = retired(found.session, status if known else None, gap=context.settings.seq_gap)
+            try:
+                await context.store.transact(
+                    [records.save(new, found.version), records.unassign(old.host, session.id, old.epoch)]
+                )
+            except ConditionFailed:
+                again = await records.read(context.store, session.id)
+                if again is None:
+                    raise ShoalError(ErrorCode.NOT_FOUND, f"No session {session.id}.") from None
+                if again.session.retiring != old or again.session.state not in UNPLACED:
+                    return again
+                found = again
+            else:
+                return Loaded(session=new, version=found.version + 1)
+        raise ShoalError(ErrorCode.UNAVAILABLE, f"Session {session.id} keeps changing.", retry_after_s=0.5)
+
+
+def _waits_for(session: Session, epoch: int) -> bool:
+    """Whether the session still wants the sandbox that was started for this epoch."""
+    return session.epoch == epoch and session.host is None and session.state in UNPLACED

@@ -7,7 +7,7 @@ from datetime import datetime
 from provisioner.model import Session, replace
 from provisioner.sessions import records
 from shoal.contract.errors import ErrorCode, ErrorDetail, ShoalError
-from shoal.contract.host import SandboxSource, SandboxStart, SandboxStatus
+from shoal.contract.host import SandboxPatch, SandboxSource, SandboxStart, SandboxStatus
 from shoal.contract.states import Phase, SessionState
 
 
@@ -102,3 +102,10 @@ def start_message(session: Session, source: SandboxSource, wait_s: float) -> San
         history=list(session.journals),
         wait_s=wait_s,
     )
+
+
+def patched(started: Session, now: Session) -> SandboxPatch | None:
+    """What a sandbox that was started for `started` must be told of the session as it is now; None for nothing."""
+    names = ("expires_at", "idle_pause_s", "idle_timeout_s", "labels", "network")
+    changes = {name: getattr(now, name) for name in names if getattr(now, name) != getattr(started, name)}
+    return SandboxPatch.model_validate({"epoch": now.epoch, **changes}) if changes else None

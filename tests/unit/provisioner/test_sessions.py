@@ -606,3 +606,26 @@ async def test_a_tombstone_stays_seven_days(world: World) -> None:
         await world.services.sessions.get(WHO, id)
     assert raised.value.code is ErrorCode.NOT_FOUND
     assert (await world.services.sessions.list(WHO, state=SessionState.ENDED)).sessions == []
+
+
+UNSERVED = [{"durability": "remote"}, {"snapshot_every": 60}, {"idle_pause_s": 60}]
+
+
+@pytest.mark.parametrize("asked", UNSERVED, ids=lambda asked: next(iter(asked)))
+async def test_what_is_not_served_is_refused(world: World, asked: dict[str, object]) -> None:
+    """What the contract has and this version does not do is never behind a success, by whatever way it is asked."""
+    sessions = world.services.sessions
+    for body in (SessionCreate(image=IMAGE, **asked), SessionCreate(image=IMAGE, run="r", **asked)):
+        with pytest.raises(ShoalError) as raised:
+            await sessions.create(WHO, body)
+        assert raised.value.code is ErrorCode.NOT_IMPLEMENTED
+    batch = await sessions.create_batch(WHO, SessionBatch(items=[body], wait_s=0))
+    assert [item.error and item.error.code for item in batch.sessions] == [ErrorCode.NOT_IMPLEMENTED]
+    assert (await sessions.list(WHO)).sessions == []
+    if "idle_pause_s" in asked:
+        await world.host()
+        id = await world.create()
+        with pytest.raises(ShoalError) as raised:
+            await sessions.patch(WHO, id, SessionPatch(idle_pause_s=60))
+        assert raised.value.code is ErrorCode.NOT_IMPLEMENTED
+        assert (await sessions.get(WHO, id)).idle_pause_s is None
