@@ -88,10 +88,9 @@ class Output:
             self._process.output_ended()
 
     def rewind(self) -> None:
-        """Send everything kept again, to a new agent."""
+        """Go back to the first byte that is kept, for a new agent; `flush` then sends."""
         self.sent = self.spent = 0
         self.allowed = wire.WINDOW
-        self._offer()
 
     def allow(self, allowed: int) -> None:
         """Credit came."""
@@ -340,10 +339,13 @@ class Process:
 
     def attach(self, handle: int) -> None:
         """Send all that is kept, then the exit if there was one, under a new handle."""
+        # All of them before any is sent: an empty stream would report the exit ahead of the others' bytes.
+        for output in self.outputs.values():
+            output.rewind()
         self.handle = handle
         self._reported = False
         for output in self.outputs.values():
-            output.rewind()
+            output.flush()
         self.output_sent()
 
     def resize(self, rows: int, columns: int) -> None:

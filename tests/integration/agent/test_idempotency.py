@@ -116,6 +116,19 @@ async def test_a_killed_agent_finds_its_sandboxes_again(
         assert seqs == sorted(set(seqs))
 
 
+async def test_what_ended_just_before_a_kill_hurts_nobody(
+    control: Control, root: Path, shared: Path, source: SandboxSource
+) -> None:
+    """Processes that the guest still keeps, with output on one stream only, are taken over and forgotten."""
+    async with running_agent(control, root / "h1", holder=True, **options(shared)) as agent:
+        box = await agent.create(source)
+        for n, command in enumerate(("echo err >&2", "echo out", "true")):
+            await box.sh(command, id=f"p{n}")
+        await _kill_agent(agent, control)
+        assert (await box.sh("echo alive"))["stdout"] == "alive\n"
+        assert [record["status"] for record in await _trajectory(box)] == ["done"] * 4
+
+
 async def test_a_timeout_goes_on_over_a_restart(
     control: Control, root: Path, shared: Path, source: SandboxSource
 ) -> None:
