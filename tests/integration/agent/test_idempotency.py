@@ -119,10 +119,10 @@ async def test_a_killed_agent_finds_its_sandboxes_again(
 async def test_what_ended_just_before_a_kill_hurts_nobody(
     control: Control, root: Path, shared: Path, source: SandboxSource
 ) -> None:
-    """Processes that the guest still keeps, with output on one stream only, are taken over and forgotten."""
+    """A process that the guest still keeps, with output on stderr only, is taken over and forgotten."""
     async with running_agent(control, root / "h1", holder=True, **options(shared)) as agent:
         box = await agent.create(source)
-        for n, command in enumerate(("echo err >&2", "echo out", "true")):
+        for n, command in enumerate(("true", "echo out", "echo err >&2")):
             await box.sh(command, id=f"p{n}")
         await _kill_agent(agent, control)
         assert (await box.sh("echo alive"))["stdout"] == "alive\n"
