@@ -156,6 +156,10 @@ class Hosted:
             return 0.0
         return max(0.0, self.clock.monotonic() - self.active_at)
 
+    def saw_ooms(self, count: int) -> None:
+        """The memory limit has killed that many processes so far."""
+        self.oom_kills = count
+
     def touch(self) -> None:
         """Something was done in the session just now."""
         self.active_at = self.clock.monotonic()

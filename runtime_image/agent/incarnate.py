@@ -174,6 +174,7 @@ class Incarnator:
         hosted.ooms = self._runtime.oom_counter(hosted.sandbox)
         bench = Bench(
             ooms=hosted.ooms,
+            saw_ooms=hosted.saw_ooms,
             link=hosted.link,
             runtime=self._runtime,
             sandbox=hosted.sandbox,

@@ -19,6 +19,7 @@ class Bench:
     """A live sandbox and the defaults of what runs in it.
 
     Attributes:
+        saw_ooms: Told each count that was read: what was an action's is not blamed for the guest's own end later.
         lasting: Kill groups of named shells and contexts.
         lowers: The layers below the writable one, bottom first.
         snapshot_index: The index of the writable layer at a snapshot of this sandbox; None for other snapshots.
@@ -32,6 +33,7 @@ class Bench:
     user: str | None
     env: Mapping[str, str]
     ooms: OomCounter
+    saw_ooms: Callable[[int], None]
     lowers: tuple[Path, ...]
     snapshot_index: Callable[[str], LayerIndex | None]
     lasting: dict[str, KillGroup] = field(default_factory=dict)
@@ -51,6 +53,8 @@ class Bench:
     def oom_kills(self) -> int:
         """How many processes the memory limit has killed so far; 0 when the sandbox is gone."""
         try:
-            return self.ooms.read()
+            count = self.ooms.read()
         except OSError:
             return 0
+        self.saw_ooms(count)
+        return count

@@ -125,7 +125,8 @@ async def test_a_host_that_nobody_answers_fences_itself(
                 for top in ("/sys/fs/cgroup/unified", "/sys/fs/cgroup")
                 if (path := Path(top + unified) / "cgroup.events").exists()
             )
-            assert "frozen 1" in events.read_text()
+            while "frozen 1" not in events.read_text():
+                await asyncio.sleep(0.01)
         assert (await agent.create(source)).status["error"]["code"] == "host_fenced"
         control.reply["release"] = [Incarnation(session=lost.session, epoch=1)]
         control.silent = False

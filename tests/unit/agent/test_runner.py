@@ -44,6 +44,7 @@ class World:
             user=None,
             env={"IMAGE": "1"},
             ooms=self.counter,
+            saw_ooms=lambda count: None,
             lowers=(),
             snapshot_index=lambda id: None,
         )
