@@ -220,6 +220,7 @@ class SandboxRuntime:
         _make_passable(settings.run_dir, settings.cgroup_name)
         layout = CgroupLayout.detect()
         host.raise_ceilings()
+        host.favour_quick_moves(layout)
         host.keep_room_for_the_host(layout, settings.cgroup_name)
         machinery = Machinery(
             settings=settings,

@@ -163,3 +163,37 @@ def test_ceilings_are_raised_never_lowered(tmp_path: Path) -> None:
     assert (tmp_path / "kernel" / "pid_max").read_text() == "4194304"
     assert (tmp_path / "fs" / "file-max").read_text() == str(2**63 - 1)
     host.raise_ceilings(tmp_path / "absent")
+
+
+MOUNTED = (
+    "30 1 0:26 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime shared:4 - "
+    "cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot{more}\n"
+)
+
+
+def test_the_hierarchy_is_mounted_again_with_all_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A remount sets every option anew, so that each one there was is given again, flags of the mount included."""
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr(host.syscalls, "mount", lambda *arguments: calls.append(arguments))
+    (tmp_path / "mountinfo").write_text(MOUNTED.format(more=""))
+    layout = CgroupLayout(kind="v2", unified=Path("/sys/fs/cgroup"), controllers={})
+    assert host.favour_quick_moves(layout, tmp_path / "mountinfo")
+    nosuid_nodev_noexec_relatime_remount = 2 | 4 | 8 | 1 << 21 | 32
+    options = "nsdelegate,memory_recursiveprot,favordynmods"
+    assert calls == [("cgroup2", "/sys/fs/cgroup", "cgroup2", nosuid_nodev_noexec_relatime_remount, options)]
+
+
+def test_a_hierarchy_that_is_as_wanted_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second agent of a machine mounts nothing; one that is refused goes on."""
+    layout = CgroupLayout(kind="v2", unified=Path("/sys/fs/cgroup"), controllers={})
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(host.syscalls, "mount", refuse)
+    (tmp_path / "mountinfo").write_text(MOUNTED.format(more=",favordynmods"))
+    assert host.favour_quick_moves(layout, tmp_path / "mountinfo")
+    (tmp_path / "mountinfo").write_text(MOUNTED.format(more=""))
+    assert not host.favour_quick_moves(layout, tmp_path / "mountinfo")
