@@ -97,6 +97,7 @@ async def open_local(options: UpOptions, home: Home, url: str) -> AsyncIterator[
                 max_hosts=options.max_hosts,
                 idle_to_zero_s=options.idle_to_zero_s,
                 warm_default=options.warm,
+                warm_max=max(options.warm, PoolSettings().warm_max) if options.warm else 0,
             ),
         )
     )

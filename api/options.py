@@ -24,7 +24,7 @@ class UpOptions:
         port: 0 takes any free one, the one of the last start where that is free.
         max_hosts: The most agents at once; they share the machine's capacity evenly.
         idle_to_zero_s: Seconds without demand until the last agent is ended.
-        warm: Warm sandboxes kept of each image that was asked for lately.
+        warm: Warm sandboxes kept at least of each image that was asked for lately; 0 keeps none but prepared ones.
         credentials: Where URL and key are put for SDK and CLI.
         ready_file: A file that gets the ready line as JSON; None writes none.
         ready_fd: A descriptor that gets it and is closed then; None for none.
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         "--prewarm",
         type=int,
         default=2,
-        help="warm sandboxes kept of each image in use (default: %(default)s)",
+        help="warm sandboxes kept at least of each image in use; 0 keeps none but prepared ones (default: %(default)s)",
     )
     up.add_argument(
         "--credentials",
