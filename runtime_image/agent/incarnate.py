@@ -140,12 +140,13 @@ class Incarnator:
 
     async def _ready(self, hosted: Hosted) -> None:
         assert hosted.link is not None
+        assert hosted.stack is not None
         if hosted.spec.rewound:
             await hosted.past()
         config = hosted.spec.source.config
         if not hosted.warm or (hosted.workdir, hosted.user) != (workdir_of(config), config.user):
             try:
-                await prepare_workdir(hosted.link, hosted.workdir, hosted.user)
+                await prepare_workdir(hosted.link, hosted.stack, hosted.workdir, hosted.user)
             except LinkError as error:
                 raise start_failed(Phase.STARTING_SANDBOX, "The sandbox went away at its start.") from error
         if hosted.spec.on_start:

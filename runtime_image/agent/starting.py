@@ -19,6 +19,7 @@ from runtime_image.agent.sandboxes import (
     SandboxSpec,
     StartFailed,
 )
+from runtime_image.layers import has_directory
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.host import SandboxSource
 from shoal.contract.sessions import Resources
@@ -148,11 +149,14 @@ class Starter:
             raise start_failed(Phase.STARTING_SANDBOX, "The sandbox's guest did not answer.") from error
 
 
-async def prepare_workdir(link: GuestLink, workdir: str, user: str | None) -> None:
+async def prepare_workdir(link: GuestLink, stack: Stack, workdir: str, user: str | None) -> None:
     """Make the working directory, owned by who works in it (None: root), where the disk has none.
 
-    One that cannot be made is left to the first action, which says why.
+    One that cannot be made is left to the first action, which says why. Most images have theirs, which is seen
+    in the layers: the guest is spared a process.
     """
+    if has_directory(stack.paths, workdir):
+        return
     await link.file_op({"op": "mkdir", "path": workdir, "parents": True, "owner": user})
 
 

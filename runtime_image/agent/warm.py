@@ -199,7 +199,7 @@ class WarmPool:
         finally:
             level.starting -= 1
         try:
-            await prepare_workdir(started.link, workdir_of(source.config), source.config.user)
+            await prepare_workdir(started.link, started.stack, workdir_of(source.config), source.config.user)
         except LinkError:
             # Seen at the hand-over, if it is gone.
             pass

@@ -14,6 +14,7 @@ from runtime_image.layers.errors import (
     TreeUnsupported,
 )
 from runtime_image.layers.index import LayerIndex, index
+from runtime_image.layers.lookup import has_directory
 from runtime_image.layers.pack import PackedLayer, UnpackedLayer, pack, unpack
 from runtime_image.layers.squash import squash
 
@@ -37,6 +38,7 @@ __all__ = [
     "dress_implied",
     "dress_root",
     "flush",
+    "has_directory",
     "index",
     "pack",
     "remove_tree",
