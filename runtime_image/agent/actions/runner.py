@@ -220,6 +220,16 @@ class SessionActions:
             )
             self._settle(run, ActionStatus.UNKNOWN, _detail_json(problem), is_error=True, failed=True)
         else:
+            if (
+                run.kill_reason == "end"
+                and self._closed is not None
+                and self._closed.code is ErrorCode.SANDBOX_LOST
+            ):
+                # The platform took the sandbox away under it: never to be read as the command's own end.
+                self._settle(
+                    run, ActionStatus.UNKNOWN, _detail_json(self._closed), is_error=True, failed=True
+                )
+                return
             body = recorded = observation.model_dump_json().encode()
             if len(body) > SMALL_BYTES and self._journal.size_bytes > JOURNAL_LIMIT_BYTES:
                 recorded = shrink_observation(observation).model_dump_json().encode()

@@ -304,6 +304,27 @@ async def test_closing_kills_what_runs_and_refuses_what_comes(world: World) -> N
     assert refused.value.code is ErrorCode.SESSION_ENDED
 
 
+@pytest.mark.parametrize(
+    ("code", "status"), [(ErrorCode.SANDBOX_LOST, "unknown"), (ErrorCode.SESSION_ENDED, "done")]
+)
+async def test_a_sandbox_taken_away_by_the_platform_is_no_end_of_the_command(
+    world: World, code: ErrorCode, status: str
+) -> None:
+    """A host that goes leaves the outcome unknown, with a code to act on; an end that the caller asked for, or knew
+    of, is a kill that keeps what was printed."""
+    world.link.on_spawn = hold
+    run = await world.submit("a")
+    await started(world, 1)
+    await world.actions.close(ShoalError(code, "gone"), grace_s=5)
+    record = world.observed(run)
+    assert record["status"] == status
+    if status == "unknown":
+        assert record["error"]["code"] == code
+        assert record.get("observation") is None
+    else:
+        assert record["observation"]["killed"]
+
+
 async def test_a_step_that_cannot_be_recorded_does_not_run(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
