@@ -16,6 +16,7 @@ from provisioner.clock import Clock, event_or_time
 from provisioner.demand import DemandLog
 from provisioner.fleet import Fleet
 from provisioner.manifests import Sources
+from provisioner.pins import Pins
 from provisioner.route_tokens import RouteSigner
 from provisioner.settings import ProvisionerSettings
 from provisioner.store.steady import SteadyStore
@@ -97,6 +98,7 @@ class Context:
     waiters: Waiters
     fleet: Fleet
     sources: Sources
+    pins: Pins
     demand: DemandLog
     background: Background
     wake_queue: Wake

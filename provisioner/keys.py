@@ -123,6 +123,11 @@ def image(tenant: TenantId, name: str, tag: str) -> Key:
     return Key(pk=f"IMAGES#{tenant}", sk=f"{name}:{tag}")
 
 
+def pin(tenant: TenantId, run: str, image: str) -> Key:
+    """What an image is for a run."""
+    return Key(pk=f"PIN#{tenant}#{run}", sk=image)
+
+
 def usage(tenant: TenantId, start: datetime, id: SessionId, epoch: int, host: HostId) -> Key:
     """A usage record, by day and time."""
     day = start.strftime("%Y-%m-%d")

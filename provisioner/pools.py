@@ -66,7 +66,7 @@ class Pools:
         """Have warm sandboxes made ready; waits up to `body.wait_s`.
 
         Raises:
-            ShoalError: NOT_FOUND for a pool that is not; IDEMPOTENCY_CONFLICT; those of `Sources.resolve`.
+            ShoalError: NOT_FOUND for a pool that is not; IDEMPOTENCY_CONFLICT; those of `Pins.resolve`.
         """
         context = self._context
         settings = self._settings(pool)
@@ -80,7 +80,7 @@ class Pools:
         place = keys.prepare(pool, id)
         stored = await context.store.get(place)
         if stored is None:
-            resolved = await context.sources.resolve(who.tenant, body.image, body.snapshot)
+            resolved = await context.pins.resolve(who.tenant, body.run, body.image, body.snapshot)
             now = context.clock.now()
             record = Prepare(
                 id=id,

@@ -54,6 +54,7 @@ from provisioner.hosts import Hosts
 from provisioner.images import Images
 from provisioner.manifests import Sources
 from provisioner.model import Host, Queued, load
+from provisioner.pins import Pins
 from provisioner.pools import Pools
 from provisioner.reconcile import Reconciler
 from provisioner.route_tokens import RouteSigner
@@ -187,6 +188,7 @@ def build_services(
     """
     chance = chance or random.Random()
     steady = SteadyStore(store, clock, chance)
+    sources = Sources(steady, blobs)
     context = Context(
         store=steady,
         blobs=blobs,
@@ -199,7 +201,8 @@ def build_services(
         chance=chance,
         waiters=Waiters(clock),
         fleet=Fleet(steady, clock, settings),
-        sources=Sources(steady, blobs),
+        sources=sources,
+        pins=Pins(steady, sources, clock),
         demand=DemandLog(clock),
         background=Background(),
         wake_queue=Wake(clock),

@@ -53,7 +53,7 @@ class Creating:
         """Make one session (its quota with it) without placing it.
 
         Raises:
-            ShoalError: QUOTA_EXCEEDED, IDEMPOTENCY_CONFLICT, INVALID_REQUEST, those of `Sources.resolve`.
+            ShoalError: QUOTA_EXCEEDED, IDEMPOTENCY_CONFLICT, INVALID_REQUEST, those of `Pins.resolve`.
         """
         hashed = request_hash(body)
         id = self._id(who, key, 0)
@@ -62,7 +62,7 @@ class Creating:
             if known is not None:
                 return known
         self.pool(body)
-        resolved = await self._context.sources.resolve(who.tenant, body.image, body.snapshot)
+        resolved = await self._context.pins.resolve(who.tenant, body.run, body.image, body.snapshot)
         session = self.record(
             who, body, hashed, id, body.name, resolved.source, self.resources(body, resolved)
         )

@@ -94,7 +94,7 @@ class Groups:
     async def _one(self, who: Principal, body: SessionCreate) -> Resolved | ShoalError:
         try:
             self._creating.pool(body)
-            resolved = await self._context.sources.resolve(who.tenant, body.image, body.snapshot)
+            resolved = await self._context.pins.resolve(who.tenant, body.run, body.image, body.snapshot)
             self._creating.resources(body, resolved)
         except ShoalError as error:
             return error

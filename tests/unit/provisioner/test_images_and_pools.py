@@ -289,3 +289,35 @@ async def test_recent_demand_keeps_warm_ones() -> None:
     await world.tick()
     await world.run(1)
     assert host.orders == []
+
+
+@pytest.mark.parametrize("again", ["moved", "gone"])
+async def test_a_run_is_pinned_to_what_it_first_resolved(world: World, again: str) -> None:
+    """An image that is taken away, or put anew with other content, stays what it was for a run that has used it: on
+    every replica, one by one, in groups and in prepares. Another run gets what it is now."""
+    await world.host()
+    sessions, images = world.services.sessions, world.services.images
+    first = await sessions.get(WHO, await world.create(run="r"))
+    await images.delete(WHO, "code", "1")
+    if again == "moved":
+        await world.add_image("2")
+        moved = ImagePut(source=ImageSource(image="code:2"), resources=ResourcesAsked(memory_mib=512))
+        await world.finish(images.put(WHO, "code", "1", moved))
+    other = world.replica("two")
+    await other.signer.refresh()
+    for replica in (world.services, other):
+        body = SessionCreate(image=IMAGE, run="r", wait_s=0)
+        one = (await replica.sessions.create(WHO, body)).session
+        many = await replica.sessions.create_many(WHO, body.model_copy(update={"count": 2}))
+        for session in (one, *(item.session for item in many.sessions)):
+            assert session is not None
+            assert (session.image_digest, session.resources) == (first.image_digest, first.resources)
+        await replica.pools.prepare(WHO, "default", Prepare(sandboxes=1, image=IMAGE, run="r", wait_s=0))
+    if again == "moved":
+        now = (await sessions.create(WHO, SessionCreate(image=IMAGE, run="s", wait_s=0))).session
+        assert now.image_digest != first.image_digest
+    else:
+        with pytest.raises(ShoalError) as raised:
+            await sessions.create(WHO, SessionCreate(image=IMAGE, run="s", wait_s=0))
+        assert raised.value.code is ErrorCode.IMAGE_NOT_FOUND
+    await world.services.context.background.idle()
