@@ -193,6 +193,7 @@ class Placing:
                     host=host,
                     epoch=new.epoch,
                     warm=status.warm,
+                    waited_s=None if session.ready_at else (now - session.created_at).total_seconds(),
                     start_ms=duration_ms,
                     timings_ms=status.timings_ms,
                 ),
@@ -255,8 +256,20 @@ class Placing:
             return await self._ending.end(found, EndReason.FAILED, str(error), error=error.body().error)
         self.blocked.add(session.pool)
         new = replace(session, phase=phase, placer=None, placer_until=None)
+        ops: list[Op] = [records.save(new, found.version), records.queue_entry(new)]
+        if new.phase is not session.phase:
+            ops.append(
+                records.event_op(
+                    session,
+                    found.version,
+                    context.clock.now(),
+                    "session.waiting",
+                    f"No host of pool {session.pool} has room for it; it waits in the queue.",
+                    resources=session.resources.model_dump(),
+                )
+            )
         try:
-            await context.store.transact([records.save(new, found.version), records.queue_entry(new)])
+            await context.store.transact(ops)
         except ConditionFailed:
             again = await records.read(context.store, session.id)
             return again.session if again else session

@@ -466,6 +466,19 @@ async def test_events_tell_the_story(world: World) -> None:
     assert [*first.events, *rest.events] == page.events
 
 
+async def test_events_say_why_a_session_waited_and_how_long(world: World) -> None:
+    """A session without room tells so, once for each time it is sent back, and its placing how long it took."""
+    id = await world.create(wait_s=0)
+    await world.run(5)
+    await world.tick()
+    await world.services.pump.drain()
+    events = (await world.services.sessions.events(WHO, id)).events
+    assert [event.kind for event in events] == ["session.created", "session.waiting", "session.placed"]
+    assert "default" in events[1].message
+    assert events[2].data["waited_s"] == pytest.approx((events[2].at - events[0].at).total_seconds())
+    assert events[2].at > events[1].at
+
+
 async def test_waiting_in_the_queue_ends_with_the_ttl(world: World) -> None:
     """A session whose time ends in the queue is ended by the reconciler."""
     id = await world.create(wait_s=0, ttl_s=5)
