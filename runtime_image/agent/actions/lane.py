@@ -37,12 +37,6 @@ class Lane:
             return False
         return True
 
-    def drain(self) -> list[ActionRun]:
-        """Take all waiting steps out, in order."""
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        return waiting
-
     def _pump(self) -> None:
         # Steps that end within their own start would recurse once each; the loop keeps the stack flat.
         if self._pumping:
