@@ -59,6 +59,12 @@ def build(
     _put(name, source, wait, json, workspace=workspace, toolkits=toolkit, **options)
 
 
+def _is_path(source: str) -> bool:
+    """Whether it is a path rather than an OCI reference: a folder named `debian` hides no image of that name."""
+    path = Path(source)
+    return path.is_absolute() or path.is_file() or (path / "image.json").is_file()
+
+
 @app.command("add")
 def add(
     name: Name,
@@ -66,11 +72,16 @@ def add(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="An OCI reference (docker://..., oci:DIR), a tarball on the service's machine, or a snapshot's id.",
+            help="An OCI reference (docker://..., oci:DIR), a tarball or a directory that the builder wrote (both "
+            "on the service's machine), or a snapshot's id.",
         ),
     ],
     exclude: Annotated[
-        list[str] | None, typer.Option(help="For a snapshot: paths left out, as globs relative to /.")
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB",
+            help="For a snapshot: paths left out, relative to /: * within a name, ** across directories. Repeatable.",
+        ),
     ] = None,
     workspace: Workspace = None,
     toolkit: Toolkits = None,
@@ -80,11 +91,13 @@ def add(
     wait: Wait = True,
     json: Json = False,
 ) -> None:
-    """Take an image from a registry, a tarball, or a snapshot."""
+    """Take an image from a registry, a tarball, a built directory, or a snapshot."""
     made: dict[str, Any]
+    if exclude and not source.startswith("snp_"):
+        raise typer.BadParameter("only a snapshot can be packed without some paths", param_hint="--exclude")
     if source.startswith("snp_"):
         made = {"snapshot": source, "exclude": exclude or []}
-    elif Path(source).is_file():
+    elif _is_path(source):
         made = {"archive": str(Path(source).resolve())}
     else:
         made = {"ref": source}

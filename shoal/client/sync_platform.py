@@ -54,8 +54,8 @@ class Images:
     def add(
         self, name: str, ref: str, *, wait: bool = True, timeout_s: float | None = None, **options: Any
     ) -> Image:
-        """Takes an OCI image by reference (`docker://...`, `oci:DIR`), or a tarball (an absolute path on the service's
-        machine)."""
+        """Takes an OCI image by reference (`docker://...`, `oci:DIR`), or a tarball or a directory that the builder
+        wrote (an absolute path on the service's machine)."""
         source = {"archive": ref} if ref.startswith("/") else {"ref": ref}
         return self.put(name, source, wait=wait, timeout_s=timeout_s, **options)
 

@@ -54,6 +54,28 @@ def test_json_prints_the_whole_session(service: FakeService) -> None:
     assert json.loads(result.stdout)["id"] == "ses_1"
 
 
+def test_paths_and_references_are_told_apart(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tarball, a directory that the builder wrote and any absolute path are archives; the rest are references."""
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built" / "image.json").write_text("{}")
+    (tmp_path / "debian").mkdir()
+    (tmp_path / "root.tar").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    sent = []
+    for source in ("built", "root.tar", "/elsewhere/built", "debian", "oci:built"):
+        run("image", "add", "code:1.0.0", source, "--no-wait")
+        sent.append(json.loads(service.requests[-1].content)["source"])
+    assert sent == [
+        {"archive": str(tmp_path / "built")},
+        {"archive": str(tmp_path / "root.tar")},
+        {"archive": "/elsewhere/built"},
+        {"ref": "debian"},
+        {"ref": "oci:built"},
+    ]
+
+
 def test_errors_are_sentences_with_the_next_step_and_125(service: FakeService) -> None:
     """No traceback: what happened, what to do, exit code 125."""
     service.fail("POST", error(ErrorCode.IMAGE_NOT_FOUND, status=404))
