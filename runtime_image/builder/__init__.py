@@ -11,6 +11,7 @@ from runtime_image.builder.manifest import (
     layer_of,
 )
 from runtime_image.builder.oci import import_oci, import_tar
+from runtime_image.builder.repack import repack_layers
 
 __all__ = [
     "BuildError",
@@ -27,4 +28,5 @@ __all__ = [
     "import_oci",
     "import_tar",
     "layer_of",
+    "repack_layers",
 ]

@@ -7,7 +7,9 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 from runtime_image.builder.debian import bootstrap, image_filter, packages_of
 from runtime_image.builder.manifest import (
@@ -124,17 +126,24 @@ def write_blob(
     keep: Callable[[Entry], bool] | None = None,
 ) -> PackedLayer:
     """Packs a tree into `out` under its digest's name, whole or not at all. See `pack`."""
+    return blob_in(
+        out,
+        partial(pack, tree, clamp_mtime_s=clamp_mtime_s, prefix=prefix, keep=keep),
+    )
+
+
+class WriteBlob(Protocol):
+    """Writes a blob to an open file."""
+
+    def __call__(self, out: BinaryIO, /, *, threads: int) -> PackedLayer: ...
+
+
+def blob_in(out: Path, write: WriteBlob) -> PackedLayer:
+    """A blob in `out` under its digest's name, whole or not at all."""
     aside = out / f".{secrets.token_hex(8)}.partial"
     try:
         with aside.open("wb") as blob:
-            packed = pack(
-                tree,
-                blob,
-                threads=os.cpu_count() or 1,
-                clamp_mtime_s=clamp_mtime_s,
-                prefix=prefix,
-                keep=keep,
-            )
+            packed = write(blob, threads=os.cpu_count() or 1)
         aside.rename(out / blob_name(packed.digest))
     except BaseException:
         aside.unlink(missing_ok=True)

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runtime_image.builder.build import build_layer, build_recipe, compose, copy_image
-from runtime_image.builder.errors import BuildError
+from runtime_image.builder.errors import BuildError, BuildReason
 from runtime_image.builder.manifest import ImageManifest, LayerRole, blob_name, machine_architecture
 from runtime_image.builder.oci import import_oci, import_tar
 from runtime_image.builder.progress import StderrProgress
+from runtime_image.builder.repack import repack_layers
 from runtime_image.builder.workspace import build_workspace, fetch_source, load_workspace
 
 _ROOM = Path(__file__).resolve().parents[2]
@@ -55,6 +56,9 @@ def _run(options: argparse.Namespace, progress: StderrProgress) -> dict[str, obj
         return _told(
             import_tar(options.file, out, name=options.name, tag=options.tag, progress=progress), out
         )
+    if options.command == "repack":
+        exclude = [*options.exclude, *(_globs(options.exclude_file) if options.exclude_file else ())]
+        return _told(repack_layers(options.blob, exclude, out, progress=progress), out)
     if options.command == "workspace":
         spec = load_workspace(options.spec)
         out.mkdir(parents=True, exist_ok=True)
@@ -76,6 +80,16 @@ def _run(options: argparse.Namespace, progress: StderrProgress) -> dict[str, obj
     alone = ImageManifest(name=name, tag=tag, architecture=machine_architecture(), layers=(layer,))
     alone.save(out)
     return {**layer.model_dump(mode="json"), "blob": str(out / blob_name(layer.digest))}
+
+
+def _globs(path: Path) -> list[str]:
+    try:
+        said = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BuildError(BuildReason.BAD_EXCLUDE, f"{path}: {error}") from error
+    if not isinstance(said, list) or not all(isinstance(glob, str) for glob in said):
+        raise BuildError(BuildReason.BAD_EXCLUDE, f"{path} is no list of globs")
+    return said
 
 
 def _told(manifest: ImageManifest, out: Path) -> dict[str, object]:
@@ -116,6 +130,13 @@ def _parser() -> argparse.ArgumentParser:
     layer.add_argument("--prefix", required=True, help="where it appears, such as /workspace")
     layer.add_argument("--role", choices=[LayerRole.WORKSPACE.value, LayerRole.TOOLKIT.value], required=True)
     layer.add_argument("--name", default=None)
+
+    again = commands.add_parser("repack", parents=[common], help="layers anew without some of their paths")
+    again.add_argument("blob", type=Path, nargs="+", help="a layer's blob")
+    again.add_argument(
+        "--exclude", metavar="GLOB", action="append", default=[], help="relative to /; ** across directories"
+    )
+    again.add_argument("--exclude-file", type=Path, default=None, help="a JSON list of such globs")
 
     workspace = commands.add_parser("workspace", parents=[common], help="the demonstration's workspace")
     workspace.add_argument("--spec", type=Path, default=_ROOM / "examples/workspaces/toolz.toml")

@@ -13,9 +13,11 @@ from runtime_image.layers.errors import (
     TreeChanged,
     TreeUnsupported,
 )
+from runtime_image.layers.globs import PathGlobs, Without
 from runtime_image.layers.index import LayerIndex, index
 from runtime_image.layers.lookup import has_directory
 from runtime_image.layers.pack import PackedLayer, UnpackedLayer, pack, unpack
+from runtime_image.layers.repack import repack
 from runtime_image.layers.squash import squash
 
 __all__ = [
@@ -29,9 +31,11 @@ __all__ = [
     "LayerRefused",
     "PackedLayer",
     "ParentMismatch",
+    "PathGlobs",
     "TreeChanged",
     "TreeUnsupported",
     "UnpackedLayer",
+    "Without",
     "changes",
     "copy_tree",
     "delta",
@@ -42,6 +46,7 @@ __all__ = [
     "index",
     "pack",
     "remove_tree",
+    "repack",
     "squash",
     "unpack",
 ]
