@@ -69,16 +69,17 @@ class Body:
             return None
         try:
             value = json.loads(self.held)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return value.get(name) if isinstance(value, dict) else None
 
     def wait_s(self) -> float:
         """The `wait_s` that the body asks for; the longest there is where it asks for none."""
         asked = self.field("wait_s")
-        if isinstance(asked, bool) or not isinstance(asked, int | float):
+        # Compared before it is converted: an integer of JSON may be larger than any float, and NaN is no wait at all.
+        if isinstance(asked, bool) or not isinstance(asked, int | float) or not asked < MAX_WAIT_S:
             return MAX_WAIT_S
-        return min(max(float(asked), 0.0), MAX_WAIT_S)
+        return max(float(asked), 0.0) if asked > 0 else 0.0
 
 
 async def receive_body(scope: Scope, receive: Receive, *, hold_bytes: int, limit_bytes: int | None) -> Body:

@@ -27,7 +27,7 @@ from api.upstream import BROKEN, Failure, Unreachable, Upstream, broken_off, err
 from provisioner.auth import Principal
 from provisioner.sessions import Location
 from shoal.contract.actions import ActionRecord
-from shoal.contract.base import MAX_WAIT_S, SessionId
+from shoal.contract.base import MAX_WAIT_S, SessionId, whole_number
 from shoal.contract.errors import ErrorCode, ShoalError
 
 log = structlog.get_logger("api.relay")
@@ -208,10 +208,10 @@ class Relay:
             event = f"event: exit\ndata: {record.model_dump_json()}\n\n".encode()
             await _send_whole(event, "text/event-stream", send)
         elif call.operation.kind is Kind.TRAJECTORY:
-            after = QueryParams(scope["query_string"]).get("after_seq", "0")
-            if not after.isdigit():
+            after = whole_number(QueryParams(scope["query_string"]).get("after_seq", "0"))
+            if after is None:
                 raise ShoalError(ErrorCode.INVALID_REQUEST, "query.after_seq: not a number")
-            lines = self._archive.trajectory(caller, ended.location, int(after))
+            lines = self._archive.trajectory(caller, ended.location, after)
             await _send_lines(lines, send)
         else:
             raise ended.refusal()
@@ -223,9 +223,10 @@ def _wait_s(call: Call, scope: Scope, body: Body) -> float:
         return body.wait_s()
     asked = QueryParams(scope["query_string"]).get("wait_s")
     try:
-        return min(max(float(asked), 0.0), MAX_WAIT_S) if asked is not None else MAX_WAIT_S
+        wait_s = float(asked) if asked is not None else MAX_WAIT_S
     except ValueError:
         return 0.0
+    return min(wait_s, MAX_WAIT_S) if wait_s > 0 else 0.0
 
 
 def _runs_once(call: Call, body: Body) -> bool:

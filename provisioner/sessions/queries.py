@@ -14,7 +14,7 @@ from provisioner.sessions import records
 from provisioner.sessions.views import tell
 from provisioner.store.port import Page
 from shoal.contract import sessions as wire
-from shoal.contract.base import SessionId
+from shoal.contract.base import SessionId, whole_number
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.states import SessionState
 
@@ -171,9 +171,10 @@ class Queries:
         begin = 0
         place = decode_cursor(cursor)
         if place is not None:
-            if not place.isdigit():
+            told = whole_number(place)
+            if told is None:
                 raise ShoalError(ErrorCode.INVALID_REQUEST, "This cursor is not one of ours.")
-            begin = int(place)
+            begin = told
         more = len(events) > begin + limit
         return wire.EventPage(
             events=events[begin : begin + limit],

@@ -124,7 +124,11 @@ def _find_group(wanted: str) -> int:
 
 def _number(text: str) -> int | None:
     # The last id means "no change" to the kernel.
-    return int(text) if text.isascii() and text.isdigit() and int(text) < 0xFFFFFFFF else None
+    return (
+        int(text)
+        if len(text) <= 10 and text.isascii() and text.isdigit() and int(text) < 0xFFFFFFFF
+        else None
+    )
 
 
 def _entries(path: str, columns: int, about: str) -> list[list[str]]:

@@ -174,15 +174,19 @@ class Replacement:
                     pass
             if mode is None:
                 mode = stat.S_IMODE(known.st_mode) if known is not None else 0o644
-            os.fchmod(self.fd, mode & 0o7777)
-        except OSError:
+            self._mode = mode & 0o7777
+            os.fchmod(self.fd, self._mode)
+        except BaseException:
             self.abort()
             raise
 
     def commit(self) -> os.stat_result:
         """Put it in place."""
-        info = os.fstat(self.fd)
         try:
+            if self._mode & (stat.S_ISUID | stat.S_ISGID):
+                # Writing took these bits off.
+                os.fchmod(self.fd, self._mode)
+            info = os.fstat(self.fd)
             os.rename(self._aside, self._path)
         except OSError:
             self.abort()

@@ -30,7 +30,7 @@ from shoal.contract.actions import (
     StdinWrite,
     TtyResize,
 )
-from shoal.contract.base import new_id
+from shoal.contract.base import new_id, whole_number
 from shoal.contract.errors import ErrorCode, ErrorDetail, ShoalError
 from shoal.contract.states import ActionStatus
 
@@ -331,7 +331,8 @@ def _record(
 
 
 def _offsets(raw: str) -> tuple[int, int]:
-    stdout, _, stderr = raw.partition("-")
-    if not (stdout.isdigit() and stderr.isdigit()):
+    out, _, err = raw.partition("-")
+    stdout, stderr = whole_number(out), whole_number(err)
+    if stdout is None or stderr is None:
         raise invalid("last-event-id", "is not an id of this stream")
-    return int(stdout), int(stderr)
+    return stdout, stderr
