@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from provisioner import keys
@@ -51,10 +51,6 @@ class Images:
                 ErrorCode.INVALID_REQUEST,
                 f"{name}:{tag} is no image's name and tag.",
                 details={"fields": ["name"]},
-            )
-        if isinstance(body.source, wire.SnapshotSource) and body.source.exclude:
-            raise ShoalError(
-                ErrorCode.NOT_IMPLEMENTED, "Packing a snapshot without some paths is not served yet."
             )
         request = body.model_copy(update={"wait_s": 0.0}).model_dump_json()
         hashed = hashlib.sha256(request.encode()).hexdigest()
@@ -215,22 +211,44 @@ class Images:
                 return manifest
             case wire.ImageSource(image=reference):
                 return await self._of(image.tenant, reference)
-            case wire.SnapshotSource(snapshot=snapshot):
+            case wire.SnapshotSource(snapshot=snapshot, exclude=exclude):
                 resolved = await self._context.sources.resolve(image.tenant, None, snapshot)
                 stack = await self._context.sources.stack(resolved.source.digest)
                 below = await self._context.sources.stack(resolved.source.image_digest)
                 return wire.ImageManifest(
                     architecture=below.architecture or _architecture(),
-                    layers=stack.layers,
+                    layers=[*await self._without(image, stack.layers, below.layers, exclude)],
                     config=stack.config,
                     provenance={"snapshot": snapshot},
                 )
             case _:
-                if self._builder is None:
-                    raise ShoalError(ErrorCode.NOT_IMPLEMENTED, "This service builds no images.")
-                return await self._builder.build(
+                return await self._build().build(
                     image.name, image.tag, source, lambda phase: self._phase(image, phase)
                 )
+
+    async def _without(
+        self,
+        image: Image,
+        layers: Sequence[wire.Layer],
+        below: Sequence[wire.Layer],
+        exclude: Sequence[str],
+    ) -> Sequence[wire.Layer]:
+        """A snapshot's layers without the excluded paths: only what sessions put over their image is written anew."""
+        base = {layer.digest for layer in below}
+        own = [layer for layer in layers if layer.role == "snapshot" and layer.digest not in base]
+        if not exclude or not own:
+            return layers
+        repacked = await self._build().repack(own, exclude, lambda phase: self._phase(image, phase))
+        anew = {old.digest: new for old, new in zip(own, repacked, strict=True)}
+        stack = [anew.get(layer.digest, layer) for layer in layers]
+        # What is left of several may be the same, and no stack mounts a layer twice. The upper one says it all.
+        digests = [layer.digest for layer in stack]
+        return [layer for at, layer in enumerate(stack) if layer.digest not in digests[at + 1 :]]
+
+    def _build(self) -> Builder:
+        if self._builder is None:
+            raise ShoalError(ErrorCode.NOT_IMPLEMENTED, "This service builds no images.")
+        return self._builder
 
     async def _of(self, tenant: TenantId, reference: str) -> wire.ImageManifest:
         split_reference(reference)

@@ -10,13 +10,14 @@ import signal
 import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from provisioner.blobs import names
-from provisioner.blobs.port import CHUNK_BYTES, BlobError, Blobs
+from provisioner.blobs.port import CHUNK_BYTES, BlobError, BlobMissing, Blobs
 from provisioner.builders.port import Progress
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.images import (
@@ -59,15 +60,65 @@ class LocalBuilder:
         if isinstance(source, ArchiveSource) and await asyncio.to_thread(Path(source.archive).is_dir):
             await progress("storing")
             return await self._store(Path(source.archive))
+        async with self._directory() as directory:
+            await self._run(self._arguments(name, tag, source, directory), progress)
+            await progress("storing")
+            return await self._store(directory / "out")
+
+    async def repack(
+        self, layers: Sequence[Layer], exclude: Sequence[str], progress: Progress
+    ) -> list[Layer]:
+        """As the port says."""
+        async with self._directory() as directory:
+            await progress("fetching")
+            paths = [await self._fetch(layer, directory) for layer in layers]
+            globs, out = directory / "exclude.json", directory / "out"
+            globs.write_text(json.dumps(list(exclude)))
+            arguments = ["repack", "--exclude-file", str(globs), "--out", str(out), "--json-progress", "--"]
+            await self._run([*arguments, *map(str, paths)], progress)
+            await progress("storing")
+            made = (await self._manifest(out)).layers
+            if len(made) != len(layers):
+                raise ShoalError(ErrorCode.INTERNAL, f"The builder made {len(made)} layers of {len(layers)}.")
+            after = [
+                # The same content, perhaps compressed otherwise: hosts have the old one.
+                old
+                if old.diff_id == new.diff_id
+                else new.model_copy(update={"role": old.role, "name": old.name})
+                for old, new in zip(layers, made, strict=True)
+            ]
+            for layer in after:
+                if layer not in layers:
+                    await self._store_layer(out, layer)
+            return after
+
+    @asynccontextmanager
+    async def _directory(self) -> AsyncIterator[Path]:
+        """A directory of its own, once it is this build's turn."""
         async with self._limit:
             self._work.mkdir(parents=True, exist_ok=True, mode=0o700)
             directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="build-", dir=self._work))
             try:
-                await self._run(self._arguments(name, tag, source, directory), progress)
-                await progress("storing")
-                return await self._store(directory / "out")
+                yield directory
             finally:
                 await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+    async def _fetch(self, layer: Layer, directory: Path) -> Path:
+        """A layer from the blob store, as the builder names blobs: by that name it checks them."""
+        path = directory / _blob_name(layer.digest)
+        try:
+            with await asyncio.to_thread(path.open, "wb") as file:
+                async for chunk in self._blobs.get(names.layer(layer.digest)):
+                    await asyncio.to_thread(file.write, chunk)
+        except BlobMissing as error:
+            raise ShoalError(
+                ErrorCode.IMAGE_BUILD_FAILED, f"The layer {layer.digest} is not in the blob store."
+            ) from error
+        except (BlobError, OSError) as error:
+            raise ShoalError(
+                ErrorCode.UNAVAILABLE, f"The layer {layer.digest} cannot be fetched: {error}."
+            ) from error
+        return path
 
     def _arguments(
         self,
@@ -136,6 +187,12 @@ class LocalBuilder:
             )
 
     async def _store(self, directory: Path) -> ImageManifest:
+        manifest = await self._manifest(directory)
+        for layer in manifest.layers:
+            await self._store_layer(directory, layer)
+        return manifest
+
+    async def _manifest(self, directory: Path) -> ImageManifest:
         try:
             text = await asyncio.to_thread((directory / "image.json").read_text)
             told = json.loads(text)
@@ -146,7 +203,7 @@ class LocalBuilder:
                 for layer in told["layers"]
             ]
             config = {name: told.get("config", {}).get(name) for name in ("env", "workdir", "user")}
-            manifest = ImageManifest(
+            return ImageManifest(
                 architecture=told["architecture"],
                 layers=layers,
                 config=ImageConfig(**{name: value for name, value in config.items() if value is not None}),
@@ -156,14 +213,11 @@ class LocalBuilder:
             raise ShoalError(
                 ErrorCode.IMAGE_BUILD_FAILED, f"{directory} holds no image.json that can be used: {error}."
             ) from error
-        for layer in manifest.layers:
-            await self._store_layer(directory, layer)
-        return manifest
 
     async def _store_layer(self, directory: Path, layer: Layer) -> None:
         name = names.layer(layer.digest)
         hexed = layer.digest.removeprefix("sha256:")
-        path = directory / f"{hexed}.tar.zst"
+        path = directory / _blob_name(layer.digest)
         try:
             there = await self._blobs.head(name)
             if there is not None and there.size_bytes == layer.size_bytes:
@@ -179,6 +233,10 @@ class LocalBuilder:
                 f"The layer {layer.digest} cannot be stored: {error}.",
                 details={"reason": type(error).__name__},
             ) from error
+
+
+def _blob_name(digest: str) -> str:
+    return f"{digest.removeprefix('sha256:')}.tar.zst"
 
 
 async def _chunks(path: Path) -> AsyncIterator[bytes]:

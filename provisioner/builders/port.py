@@ -1,11 +1,12 @@
-"""The builder port: from a recipe, a reference or an archive to layers in the blob store."""
+"""The builder port: from a recipe, a reference, an archive or other layers to layers in the blob store.
+`tests/contract/test_builders.py` is what of it can be promised without a network."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from shoal.contract.images import ArchiveSource, ImageManifest, RecipeSource, RegistrySource
+from shoal.contract.images import ArchiveSource, ImageManifest, Layer, RecipeSource, RegistrySource
 
 Progress = Callable[[str], Awaitable[None]]
 
@@ -23,4 +24,21 @@ class Builder(Protocol):
 
         Raises:
             ShoalError: IMAGE_BUILD_FAILED or IMAGE_PULL_FAILED, `details.log` with the end of the log; UNAVAILABLE.
+        """
+
+    async def repack(
+        self, layers: Sequence[Layer], exclude: Sequence[str], progress: Progress
+    ) -> list[Layer]:
+        """Write layers anew without the paths that `exclude` names; they are in the blob store when this returns.
+
+        Args:
+            layers: Of the blob store, bottom first.
+            exclude: Globs, as `SnapshotSource` has them.
+            progress: Called with the name of each phase as it begins.
+
+        Returns:
+            One layer for each, in the same order, of the same role and name; where nothing of it was named, the same.
+
+        Raises:
+            ShoalError: IMAGE_BUILD_FAILED, also for a layer that is not there; UNAVAILABLE.
         """

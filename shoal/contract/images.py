@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from shoal.contract.base import Answer, SnapshotId, Time, WaitSeconds, Wire
 from shoal.contract.errors import ErrorDetail
@@ -47,6 +47,18 @@ class ImageManifest(Answer):
     provenance: dict[str, str] = Field(default_factory=dict)
 
 
+def _names_something(glob: str) -> str:
+    names = [name for name in glob.split("/") if name not in ("", ".")]
+    if not names or ".." in names or "\0" in glob:
+        raise ValueError("a glob of paths below /, such as tmp/* or **/__pycache__; it cannot climb")
+    return glob
+
+
+#: A path relative to /. `*`, `?` and `[...]` stand for characters of one name; a name that is `**` for any number of
+#: directories, also for none, and at the end for everything below.
+PathGlob = Annotated[str, Field(max_length=4096), AfterValidator(_names_something)]
+
+
 class RecipeSource(Wire):
     """Build from a recipe file's text (TOML); `files` it names are not taken from any directory."""
 
@@ -67,10 +79,12 @@ class ArchiveSource(Wire):
 
 
 class SnapshotSource(Wire):
-    """`pack`: what a session made becomes an image. `exclude` are paths left out (globs, relative to /)."""
+    """`pack`: what a session made becomes an image. `exclude` are paths left out of it: globs relative to /, `*` within
+    a name, `**` across directories, a directory with all that is in it. There the image is as the one below it: what
+    that has stays, also where the session changed or removed it."""
 
     snapshot: SnapshotId
-    exclude: list[str] = Field(default_factory=list, max_length=1000)
+    exclude: list[PathGlob] = Field(default_factory=list, max_length=1000)
 
 
 class ImageSource(Wire):

@@ -76,6 +76,17 @@ def test_paths_and_references_are_told_apart(
     ]
 
 
+def test_a_snapshot_is_packed_without_some_paths(service: FakeService) -> None:
+    """`--exclude` is repeatable, and refused where it would be passed over."""
+    globs = ["--exclude", "tmp/*", "--exclude", "**/x"]
+    run("image", "add", "code:1.0.0", "snp_1", *globs, "--no-wait")
+    source = json.loads(service.requests[-1].content)["source"]
+    assert source == {"snapshot": "snp_1", "exclude": ["tmp/*", "**/x"]}
+    asked = len(service.requests)
+    assert run("image", "add", "code:1.0.0", "oci:x", *globs).exit_code == 2
+    assert len(service.requests) == asked
+
+
 def test_errors_are_sentences_with_the_next_step_and_125(service: FakeService) -> None:
     """No traceback: what happened, what to do, exit code 125."""
     service.fail("POST", error(ErrorCode.IMAGE_NOT_FOUND, status=404))
