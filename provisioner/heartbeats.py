@@ -10,21 +10,23 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from provisioner import keys
+from provisioner.agents.port import HostRef
 from provisioner.context import Context, log
 from provisioner.departure import Departure
+from provisioner.host_events import HostEvents
 from provisioner.host_reports import heard, room_grew, worth_writing
 from provisioner.lifecycle import UNPLACED
 from provisioner.model import Assignment, Host, HostOrders, Session, dump, load, replace
 from provisioner.sessions import Sessions, records
 from provisioner.sessions.ending import by_itself
 from provisioner.sessions.records import Loaded
-from provisioner.sessions.starting import start_error, with_status
+from provisioner.sessions.starting import settings_of, start_error, with_status
 from provisioner.snapshots import Snapshots
-from provisioner.store.port import MAX_OPS, ConditionFailed, Op, Put, VersionIs
+from provisioner.store.port import ConditionFailed, Put, VersionIs
 from provisioner.usage import Usage
 from shoal.contract.base import HostId, SessionId, SnapshotId
 from shoal.contract.errors import ErrorCode, ShoalError
-from shoal.contract.host import Heartbeat, HeartbeatReply, Incarnation, SandboxStatus, SessionEvent, WarmOrder
+from shoal.contract.host import Heartbeat, HeartbeatReply, Incarnation, SandboxStatus, WarmOrder
 from shoal.contract.states import EndReason, HostState, SessionState
 
 #: Seconds after which an unchanged sandbox is compared with its record again.
@@ -69,6 +71,7 @@ class Heartbeats:
         self._departure = departure
         self._digested: dict[HostId, dict[tuple[SessionId, int], _Digested]] = {}
         self._counted: dict[HostId, tuple[float, list[Assignment]]] = {}
+        self._events = HostEvents(context)
 
     async def take(self, id: HostId, body: Heartbeat) -> HeartbeatReply:
         """Take in what a host knows; answer what it is to do.
@@ -93,7 +96,8 @@ class Heartbeats:
         known = self._digested.setdefault(id, {})
         verdicts = await self._sandboxes(host, body, known)
         assigned, counted_at = await self._assignments(host, body)
-        acked_event = await self._events(host, body.events, known)
+        sessions = {session for session, _ in known}
+        acked_event = await self._events.take(host, body.events, sessions)
         acked_usage = await self._usage.store(id, body.usage)
         forget = [taken.snapshot for taken in body.snapshots if await self._snapshots.reported(id, taken)]
         new = heard(host, body, assigned, acked_event, context.clock.now())
@@ -152,6 +156,7 @@ class Heartbeats:
             known[name] = _Digested(_mark(status), verdict, now, status.last_seq)
         for name in known.keys() - verdicts.keys():
             del known[name]
+            self._events.forget(name[0])
         return verdicts
 
     async def _digest(
@@ -216,7 +221,21 @@ class Heartbeats:
         if self._worth_noting(session, new, before):
             await self._context.store.transact([records.save(new, found.version)])
             self._context.waiters.notify(session.id)
+        self._tell_again(new, status)
         return Verdict.KEEP
+
+    def _tell_again(self, session: Session, status: SandboxStatus) -> None:
+        """A sandbox that goes by other settings than the record has missed a patch, or does not know it yet."""
+        if not status.settings or session.host is None or session.address is None:
+            return
+        wanted = settings_of(session)
+        if status.settings == wanted.mark():
+            return
+        log.info("session.patch_again", session_id=session.id, host_id=session.host, epoch=session.epoch)
+        host = HostRef(id=session.host, address=session.address)
+        self._context.background.start(
+            self._sessions.placing.tell(host, session.id, wanted), "tell sandbox its settings again"
+        )
 
     async def _unconfirmed(self, host: Host, status: SandboxStatus, found: Loaded) -> Verdict:
         """A session without a host, started here by somebody who has not written it down: yet, or ever."""
@@ -277,24 +296,6 @@ class Heartbeats:
         self._counted[host.id] = (moment, here)
         return here, moment
 
-    async def _events(
-        self, host: Host, events: list[SessionEvent], known: dict[tuple[SessionId, int], _Digested]
-    ) -> int:
-        sessions = {session for session, _ in known}
-        last = host.last_event
-        ops: dict[object, Op] = {}
-        for reported in sorted(events, key=lambda event: event.n):
-            if reported.n <= host.last_event:
-                continue
-            last = reported.n
-            if reported.session in sessions:
-                op = records.host_event_op(reported.session, reported.n, reported.event)
-                ops[op.key] = op
-        waiting = list(ops.values())
-        for start in range(0, len(waiting), MAX_OPS):
-            await self._context.store.transact(waiting[start : start + MAX_OPS])
-        return last
-
     async def _warm(self, orders: HostOrders) -> list[WarmOrder]:
         found: list[WarmOrder] = []
         for level in orders.warm:
@@ -347,4 +348,5 @@ def _mark(status: SandboxStatus) -> tuple[object, ...]:
         status.warm,
         status.error is None,
         len(status.lost_actions),
+        status.settings,
     )

@@ -44,6 +44,7 @@ class FakeHost:
     snapshots: dict[SnapshotId, SnapshotTaken] = field(default_factory=dict)
     orders: list[WarmOrder] = field(default_factory=list)
     patches: list[SandboxPatch] = field(default_factory=list)
+    acknowledged: set[tuple[SessionId, int]] = field(default_factory=set)
 
     def live(self) -> list[SandboxStatus]:
         """What holds room."""
@@ -65,6 +66,24 @@ class FakeHost:
         key = max(key for key in self.sandboxes if key[0] == session)
         self.sandboxes[key] = self.sandboxes[key].model_copy(update=changes)
         return self.sandboxes[key]
+
+    def settings(self, session: SessionId) -> SandboxPatch:
+        """What a session's newest sandbox goes by."""
+        start = self.starts[session]
+        acknowledged = not start.rewound or (session, start.epoch) in self.acknowledged
+        return start.settings(acknowledged=acknowledged)
+
+    def hear(self, session: SessionId, patch: SandboxPatch) -> None:
+        """Go by a patch from now on."""
+        start = self.starts[session]
+        given = {name: getattr(patch, name) for name in patch.model_fields_set - {"epoch", "acknowledged"}}
+        changes = {
+            name: value for name, value in given.items() if value is not None or name.startswith("idle")
+        }
+        self.starts[session] = start.model_copy(update=changes)
+        if patch.acknowledged:
+            self.acknowledged.add((session, start.epoch))
+        self.change(session, settings=self.settings(session).mark())
 
     def run_all(self) -> None:
         """Let everything that starts run."""
@@ -148,6 +167,7 @@ class FakeAgents:
                 epoch=start.epoch,
                 state="starting" if agent.cold else "running",
                 last_seq=start.first_seq - 1,
+                settings=agent.settings(start.session).mark(),
             )
         self._end(lost)
         return agent.sandboxes[key]
@@ -161,7 +181,11 @@ class FakeAgents:
     async def patch(self, host: HostRef, session: SessionId, patch: SandboxPatch) -> SandboxStatus:
         """As the port says."""
         agent, lost = await self._begin(host, f"patch {session}")
+        newest = self._newest(agent, session)
+        if newest.epoch != patch.epoch:
+            raise ShoalError(ErrorCode.EPOCH_MISMATCH, "another epoch runs here")
         agent.patches.append(patch)
+        agent.hear(session, patch)
         self._end(lost)
         return self._newest(agent, session)
 

@@ -226,12 +226,13 @@ class Placing:
         changes = patched(asked, new)
         if changes is not None:
             context.background.start(
-                self._tell(HostRef(id=host, address=address), new.id, changes), "tell sandbox what changed"
+                self.tell(HostRef(id=host, address=address), new.id, changes), "tell sandbox what changed"
             )
         context.waiters.notify(new.id)
         return new
 
-    async def _tell(self, host: HostRef, session: SessionId, changes: SandboxPatch) -> None:
+    async def tell(self, host: HostRef, session: SessionId, changes: SandboxPatch) -> None:
+        """Tell a sandbox what changed. Where it does not hear it, its heartbeats show that, and it is told again."""
         try:
             await self._context.agents.patch(host, session, changes)
         except ShoalError as error:

@@ -17,8 +17,10 @@ from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.sessions import End, Event
 from shoal.contract.states import EndReason, Phase, SessionState
 
-#: How many events the control plane keeps of one session before the oldest give way.
+#: How many events are kept of one session before the oldest give way: of the control plane's, and of its hosts'.
 EVENT_SLOTS = 500
+#: Where the keys of events that hosts reported begin.
+HOST_EVENTS = "EV#H"
 _EVENTS_LIVE = timedelta(days=30)
 
 
@@ -211,10 +213,11 @@ def event_op(session: Session, version: int, at: datetime, kind: str, message: s
     )
 
 
-def host_event_op(session: SessionId, n: int, event: Event) -> Put:
-    """An event that a host reported; a repeat takes the same place."""
+def host_event_op(session: SessionId, host: HostId, n: int, event: Event) -> Put:
+    """An event that a host reported. Its number is the host's own, over all sessions: only the whole of it, with the
+    host, is a place that no other event has; a repeat takes the same."""
     return Put(
-        key=keys.event(session, f"H{n % EVENT_SLOTS:04d}"),
+        key=keys.event(session, f"H{n:020d}#{host}"),
         item=event.model_dump(mode="json"),
         expires_at=event.at + _EVENTS_LIVE,
     )

@@ -104,6 +104,20 @@ def start_message(session: Session, source: SandboxSource, wait_s: float) -> San
     )
 
 
+def settings_of(session: Session) -> SandboxPatch:
+    """All that a session's sandbox is to go by and that can change while it lives."""
+    restored = session.restored
+    return SandboxPatch(
+        epoch=session.epoch,
+        expires_at=session.expires_at,
+        idle_pause_s=session.idle_pause_s,
+        idle_timeout_s=session.idle_timeout_s,
+        labels=session.labels,
+        network=session.network,
+        acknowledged=restored is None or restored.acknowledged,
+    )
+
+
 def patched(started: Session, now: Session) -> SandboxPatch | None:
     """What a sandbox that was started for `started` must be told of the session as it is now; None for nothing."""
     names = ("expires_at", "idle_pause_s", "idle_timeout_s", "labels", "network")

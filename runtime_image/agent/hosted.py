@@ -269,4 +269,5 @@ class Hosted:
             error=self.error,
             timings_ms=self.timings_ms,
             lost_actions=self.history.lost() if self.rewound and self.history is not None else [],
+            settings=self.spec.settings(acknowledged=not self.rewound).mark(),
         )

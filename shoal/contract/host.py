@@ -19,6 +19,8 @@ Orders to agents travel in heartbeat replies; every message may be repeated with
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -131,6 +133,18 @@ class SandboxStart(Wire):
     history: list[int] = Field(default_factory=list)
     wait_s: WaitSeconds = 25.0
 
+    def settings(self, *, acknowledged: bool) -> SandboxPatch:
+        """All that a patch can change, as it is here."""
+        return SandboxPatch(
+            epoch=self.epoch,
+            expires_at=self.expires_at,
+            idle_pause_s=self.idle_pause_s,
+            idle_timeout_s=self.idle_timeout_s,
+            labels=self.labels,
+            network=self.network,
+            acknowledged=acknowledged,
+        )
+
 
 class SandboxPatch(Wire):
     """Only the fields given change. `acknowledged`: the caller has acknowledged the rewind into this epoch."""
@@ -142,6 +156,11 @@ class SandboxPatch(Wire):
     labels: dict[str, str] | None = None
     network: Network | None = None
     acknowledged: bool = False
+
+    def mark(self) -> str:
+        """What tells these settings from others, whoever computes it: a digest of their form on the wire."""
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 class SandboxStatus(Answer):
@@ -157,6 +176,8 @@ class SandboxStatus(Answer):
         error: Why it failed.
         timings_ms: How long each phase of the start took.
         lost_actions: After a rewind, the ids of recorded actions that the disk does not hold (1,000 at the most).
+        settings: The mark of the settings that it goes by (`SandboxPatch.mark`): one that differs from the record's
+            missed a patch, and is sent it again. Empty when it does not tell.
     """
 
     session: SessionId
@@ -174,6 +195,7 @@ class SandboxStatus(Answer):
     error: ErrorDetail | None = None
     timings_ms: dict[str, float] = Field(default_factory=dict)
     lost_actions: list[str] = Field(default_factory=list)
+    settings: str = ""
 
 
 class SnapshotTake(Wire):

@@ -126,6 +126,26 @@ async def test_patches_change_only_what_they_name(host: Host) -> None:
     assert refused.value.code is ErrorCode.EPOCH_MISMATCH
 
 
+async def test_a_status_tells_by_which_settings_a_sandbox_goes(host: Host) -> None:
+    """Whatever a patch changes shows in the report, as the sender of the patch would compute it."""
+    hosted = await host.start(idle_timeout_s=5)
+    wanted = hosted.spec.settings(acknowledged=True)
+    assert hosted.status().settings == wanted.mark()
+    for changes in (
+        {"expires_at": host.clock.now() + timedelta(days=1)},
+        {"idle_timeout_s": None},
+        {"idle_pause_s": 60},
+        {"labels": {"b": "1", "a": "2"}},
+    ):
+        before = hosted.status().settings
+        wanted = wanted.model_copy(update=changes)
+        over_the_wire = SandboxPatch.model_validate_json(
+            SandboxPatch(epoch=1, **changes).model_dump_json(exclude_unset=True)
+        )
+        await host.service.patch(hosted.session, over_the_wire)
+        assert hosted.status().settings == wanted.mark() != before
+
+
 async def test_usage_has_no_gaps_and_no_overlaps(host: Host) -> None:
     """Starting, running, and cuts in between join exactly; reserved amounts are the session's."""
     hosted = await host.start()

@@ -12,6 +12,7 @@ from provisioner.auth import DEFAULT_TENANT
 from provisioner.blobs import names
 from provisioner.capacity.port import HostStart
 from provisioner.model import Host, load
+from provisioner.sessions.records import EVENT_SLOTS
 from provisioner.store.fake import FakeStore
 from shoal.contract.base import HostId, SessionId
 from shoal.contract.errors import ErrorCode, ShoalError
@@ -25,7 +26,7 @@ from shoal.contract.host import (
     SessionEvent,
     UrlsAsked,
 )
-from shoal.contract.sessions import Event
+from shoal.contract.sessions import Event, SessionAck, SessionPatch, SessionReplace
 from shoal.contract.states import EndReason, HostState, SessionState, Substrate
 from shoal.contract.usage import UsageRecord
 from tests.unit.provisioner.world import SHAPE, WHO, World
@@ -321,3 +322,117 @@ async def test_a_host_that_ends_in_good_order_hands_its_sessions_on(world: World
     assert other.starts[moves].first_seq == 7
     assert other.starts[moves].history == [1]
     assert other.starts[moves].rewound
+
+
+async def test_no_event_of_a_session_takes_the_place_of_another(world: World) -> None:
+    """Numbers of a host's events may be any distance apart, and other hosts' numbers may be the same: all are told."""
+    first = await world.host()
+    id = await world.create(on_host_loss="restore")
+    now = world.clock.now()
+
+    def event(n: int, kind: str) -> SessionEvent:
+        return SessionEvent(n=n, session=id, event=Event(at=now, kind=kind, message=""))
+
+    numbers = [1, 2, 501, 502, 1001, 100_001, 2**53]
+    reported = [event(n, f"first.{n}") for n in numbers]
+    body = first.heartbeat(now).model_copy(update={"events": reported})
+    assert (await world.services.hosts.heartbeat(first.id, body)).acked_event == 2**53
+    first.change(id, state="ended", end_reason=EndReason.HOST_LOST, journal_flushed=True)
+    await world.beat()
+    await world.services.hosts.leave(first.id)
+    second = await world.host()
+    await world.services.pump.drain()
+    body = second.heartbeat(now).model_copy(update={"events": [event(n, f"second.{n}") for n in numbers]})
+    await world.services.hosts.heartbeat(second.id, body)
+    kinds = [each.kind for each in (await world.services.sessions.events(WHO, id)).events]
+    for n in numbers:
+        assert kinds.count(f"first.{n}") == kinds.count(f"second.{n}") == 1
+
+
+async def test_a_flood_of_events_leaves_the_newest(world: World) -> None:
+    """What is kept of a session is bounded, the oldest give way, and other sessions lose nothing."""
+    host = await world.host()
+    quiet, loud = await world.create(), await world.create()
+    start = world.clock.now()
+
+    def event(n: int, session: SessionId) -> SessionEvent:
+        at = start + timedelta(seconds=n)
+        return SessionEvent(n=n, session=session, event=Event(at=at, kind=f"e.{n}", message=""))
+
+    total = 2 * EVENT_SLOTS
+    for first in range(1, total + 1, 100):
+        events = [event(n, loud) for n in range(first, first + 100)]
+        if first == 1:
+            events[0] = event(1, quiet)
+        body = host.heartbeat(world.clock.now()).model_copy(update={"events": events})
+        await world.services.hosts.heartbeat(host.id, body)
+        await world.clock.advance(0.5)
+    kept = await world.services.context.store.query_all(keys.session(loud).pk, prefix="EV#H")
+    assert EVENT_SLOTS <= len(kept) < EVENT_SLOTS + 100
+    kinds = {stored.item["kind"] for stored in kept}
+    assert {f"e.{n}" for n in range(total - EVENT_SLOTS + 1, total + 1)} <= kinds
+    assert "e.1" in [each.kind for each in (await world.services.sessions.events(WHO, quiet)).events]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        SessionPatch(ttl_s=60),
+        SessionPatch(idle_timeout_s=7),
+        SessionPatch(idle_timeout_s=None),
+        SessionPatch(labels={"k": "v"}),
+        SessionPatch(labels={}),
+        SessionPatch(ttl_s=90, idle_timeout_s=9, labels={"a": "b"}),
+    ],
+)
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_patch_that_the_host_did_not_hear_reaches_it_later(
+    world: World, change: SessionPatch, after: bool
+) -> None:
+    """Whatever a patch changes: if the host cannot be reached then, its heartbeats bring it, and only as often as
+    needed. One whose answer alone was lost is not sent again."""
+    host = await world.host()
+    id = await world.create(idle_timeout_s=30, labels={"old": "label"})
+    await world.run(6)
+    world.agents.fail_call(1, after=after)
+    with pytest.raises(ShoalError):
+        await world.services.sessions.patch(WHO, id, change)
+    session = await world.services.sessions.get(WHO, id)
+    await world.run(6)
+    told = host.starts[id]
+    assert told.expires_at == session.expires_at
+    assert told.labels == session.labels == ({"old": "label"} if change.labels is None else change.labels)
+    assert told.idle_timeout_s == (
+        change.idle_timeout_s if "idle_timeout_s" in change.model_fields_set else 30
+    )
+    patches = len(host.patches)
+    assert patches == 1
+    await world.run(12)
+    assert len(host.patches) == patches
+
+
+async def test_an_acknowledgement_that_the_host_did_not_hear_reaches_it_later(world: World) -> None:
+    """A rewind that the record says is acknowledged does not hold up the sandbox for good."""
+    host = await world.host()
+    id = await world.create()
+    host.change(id, last_seq=5)
+    await world.finish(world.services.sessions.replace(WHO, id, SessionReplace()))
+    world.agents.fail_call(1)
+    with pytest.raises(ShoalError):
+        await world.services.sessions.acknowledge(WHO, id, SessionAck(epoch=2))
+    assert (id, 2) not in host.acknowledged
+    await world.run(6)
+    assert (id, 2) in host.acknowledged
+
+
+async def test_a_host_that_stays_out_of_reach_is_told_again_until_it_hears(world: World) -> None:
+    """One repeat that is lost too is not the last."""
+    host = await world.host()
+    id = await world.create()
+    await world.run(6)
+    for call in (1, 2, 3):
+        world.agents.fail_call(call)
+    with pytest.raises(ShoalError):
+        await world.services.sessions.patch(WHO, id, SessionPatch(ttl_s=60))
+    await world.run(20)
+    assert host.starts[id].expires_at == (await world.services.sessions.get(WHO, id)).expires_at
