@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,8 @@ from runtime_image.layers import (
     LayerIndex,
     PackedLayer,
     ParentMismatch,
+    PathGlobs,
+    Without,
     copy_tree,
     delta,
     flush,
@@ -31,7 +32,6 @@ from runtime_image.layers import (
     remove_tree,
     squash,
 )
-from runtime_image.layers.entries import Entry
 from shoal.contract.base import SessionId, SnapshotId
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.host import LayerPut, SnapshotTake, SnapshotTaken
@@ -331,13 +331,8 @@ def _squash_from(layers: Sequence[Layer]) -> int:
 
 
 def _pack(tree: Path, blob: Path, exclude: Sequence[str]) -> PackedLayer:
-    patterns = [pattern.strip("/") for pattern in exclude]
-
-    def keep(entry: Entry) -> bool:
-        return not any(fnmatch.fnmatchcase(entry.path, pattern) for pattern in patterns)
-
     with blob.open("wb") as out:
-        return pack(tree, out, keep=keep if patterns else None)
+        return pack(tree, out, keep=Without(PathGlobs(exclude)) if exclude else None)
 
 
 def _remove(path: Path) -> None:
