@@ -257,6 +257,31 @@ done(call(310, 1, here, 1, there, 1, 0) == -errno.EFAULT)
 }
 
 
+LIMIT_ATTACK = """
+limit = ctypes.create_string_buffer(struct.pack('=QQ', 64, 64))
+answers = [call(302, pid, kind, limit, 0) for kind in (0, 1, 3, 6, 7, 9) for pid in (1, (1 << 32) | 1)]
+done(any(answer == 0 for answer in answers), answers)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="written for x86_64")
+async def test_root_inside_cannot_set_the_guests_limits(make_box: Any, stand_in: Any) -> None:
+    """A guest without descriptors or CPU time could neither start nor end an action. One's own limits can be set, and
+    anybody's read; without the filter the same attack wins."""
+    box = await make_box(python=True)
+    found = (await box.py(PRELUDE + LIMIT_ATTACK)).json()
+    assert not found["won"], found
+    own = (
+        "import os, resource as r\nn = r.RLIMIT_NOFILE\nr.setrlimit(n, (99, 99))\nr.prlimit(0, n, (98, 98))\n"
+    )
+    assert (
+        await box.py(own + "print(r.getrlimit(n)[0], r.prlimit(os.getppid(), n)[0] > 99)")
+    ).stdout == "98 True\n"
+    assert (await box.sh("echo alive")).stdout == "alive\n"
+    found = await (await stand_in(_without("seccomp"))).run(PRELUDE + LIMIT_ATTACK)
+    assert found["won"], found
+
+
 @pytest.mark.parametrize("name", GUEST_ATTACKS)
 async def test_root_inside_cannot_touch_the_guest(name: str, make_box: Any, stand_in: Any) -> None:
     """Against a PID 1 without the guest's hardening the same attack wins."""
