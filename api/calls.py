@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from urllib.parse import unquote
 
+from starlette.datastructures import QueryParams
 from starlette.types import Scope as AsgiScope
 
 from shoal.contract.errors import ErrorCode, ShoalError
@@ -31,36 +32,54 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """One relayed route. `repeatable`: sending it twice does no harm, whatever its body says."""
+    """One relayed route.
+
+    Attributes:
+        repeatable: Sending it twice does no harm, whatever its body says.
+        query: The query parameters that it has; None leaves them to whoever answers.
+    """
 
     kind: Kind
     template: str
     scopes: tuple[Scope, ...]
     repeatable: bool
+    query: frozenset[str] | None
 
 
-def _operation(kind: Kind, below: str, scopes: tuple[Scope, ...], *, repeatable: bool) -> Operation:
-    return Operation(kind=kind, template=f"/v1/sessions/{{id}}/{below}", scopes=scopes, repeatable=repeatable)
+def _operation(
+    kind: Kind, below: str, scopes: tuple[Scope, ...], query: str | None = "", *, repeatable: bool
+) -> Operation:
+    return Operation(
+        kind=kind,
+        template=f"/v1/sessions/{{id}}/{below}",
+        scopes=scopes,
+        repeatable=repeatable,
+        query=None if query is None else frozenset(query.split()),
+    )
 
 
 #: By shape of the path below the session and by method.
 _OPERATIONS: dict[str, dict[str, Operation]] = {
     "actions": {"POST": _operation(Kind.ACT, "actions", _WRITE, repeatable=False)},
     "actions/*": {
-        "GET": _operation(Kind.ACTION, "actions/{action}", _READ, repeatable=True),
+        "GET": _operation(
+            Kind.ACTION, "actions/{action}", _READ, "wait_s stdout_offset stderr_offset", repeatable=True
+        ),
         "DELETE": _operation(Kind.KILL, "actions/{action}", _WRITE, repeatable=True),
     },
-    "actions/*/stream": {"GET": _operation(Kind.STREAM, "actions/{action}/stream", _READ, repeatable=True)},
+    "actions/*/stream": {
+        "GET": _operation(Kind.STREAM, "actions/{action}/stream", _READ, "last_event_id", repeatable=True)
+    },
     "actions/*/stdin": {"POST": _operation(Kind.INPUT, "actions/{action}/stdin", _WRITE, repeatable=False)},
     "actions/*/resize": {"POST": _operation(Kind.INPUT, "actions/{action}/resize", _WRITE, repeatable=True)},
-    "trajectory": {"GET": _operation(Kind.TRAJECTORY, "trajectory", _READ, repeatable=True)},
+    "trajectory": {"GET": _operation(Kind.TRAJECTORY, "trajectory", _READ, "after_seq", repeatable=True)},
     "files": {
-        "GET": _operation(Kind.FILE_GET, "files", _READ, repeatable=True),
-        "HEAD": _operation(Kind.FILE_GET, "files", _READ, repeatable=True),
-        "PUT": _operation(Kind.FILE_PUT, "files", _WRITE, repeatable=False),
+        "GET": _operation(Kind.FILE_GET, "files", _READ, "path checksum", repeatable=True),
+        "HEAD": _operation(Kind.FILE_GET, "files", _READ, "path checksum", repeatable=True),
+        "PUT": _operation(Kind.FILE_PUT, "files", _WRITE, "path mode owner create_parents", repeatable=False),
     },
 }
-_ANY_PORT = _operation(Kind.PORT, "ports/{port}/{path}", _WRITE, repeatable=False)
+_ANY_PORT = _operation(Kind.PORT, "ports/{port}/{path}", _WRITE, None, repeatable=False)
 _PREFIX = b"/v1/sessions/"
 
 
@@ -83,6 +102,14 @@ class Call:
     def template(self) -> str:
         """The route's template, for metrics."""
         return self.operation.template
+
+    def unknown_query(self) -> list[str]:
+        """The names of query parameters that the route does not have."""
+        known = self.operation.query
+        query = self.target.partition("?")[2]
+        if not query or known is None:
+            return []
+        return [name for name in QueryParams(query) if name not in known]
 
 
 def match(scope: AsgiScope) -> Call | None:

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 
 from provisioner.blobs.port import BlobError, BlobFull, BlobUnavailable
 from provisioner.store.port import Conflict, StoreError, StoreUnavailable, Throttled
-from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.errors import ErrorCode, ShoalError, invalid
 
 log = structlog.get_logger("api.errors")
 
@@ -126,21 +126,14 @@ def field_path(location: tuple[Any, ...] | list[Any]) -> str:
 
 def invalid_request(errors: list[Mapping[str, Any]]) -> ShoalError:
     """Validation errors of pydantic as one error; inputs are not repeated in it, they may be secrets."""
-    fields = [
-        {
-            "path": field_path(error.get("loc", ())),
-            "message": error.get("msg", ""),
-            "type": error.get("type", ""),
-        }
-        for error in errors[:50]
-    ]
-    first = fields[0] if fields else {"path": "body", "message": "invalid", "type": ""}
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return ShoalError(
-        ErrorCode.INVALID_REQUEST,
-        f"{first['path']}: {first['message']}{more}",
-        details={"fields": fields},
-    )
+    fields = [(field_path(error.get("loc", ())), str(error.get("msg", ""))) for error in errors[:50]]
+    return invalid(*(fields[0] if fields else ("body", "invalid")), *fields[1:])
+
+
+def unknown_query(names: Iterable[str]) -> ShoalError:
+    """The refusal of query parameters (one at the least) that a route does not have."""
+    fields = [(f"query.{name}", "there is no such parameter") for name in dict.fromkeys(names)]
+    return invalid(*fields[0], *fields[1:50])
 
 
 def request_id_of(scope: Mapping[str, Any]) -> str:

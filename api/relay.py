@@ -19,7 +19,7 @@ from api import calls
 from api.auth import Gate
 from api.bodies import Body, ClientGone, receive_body
 from api.calls import Call, Kind
-from api.errors import request_id_of
+from api.errors import request_id_of, unknown_query
 from api.front import send_error
 from api.routing import Ended, Route
 from api.settings import ApiSettings
@@ -28,7 +28,7 @@ from provisioner.auth import Principal
 from provisioner.sessions import Location
 from shoal.contract.actions import ActionRecord
 from shoal.contract.base import MAX_WAIT_S, SessionId, whole_number
-from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.errors import ErrorCode, ShoalError, invalid
 
 log = structlog.get_logger("api.relay")
 
@@ -82,6 +82,9 @@ class Relay:
             ShoalError: What the caller is told; nothing has been sent then.
         """
         caller = await self._gate.admit(scope["headers"], call.operation.scopes)
+        unknown = call.unknown_query()
+        if unknown:
+            raise unknown_query(unknown)
         if call.operation.kind is Kind.PORT:
             raise ShoalError(ErrorCode.NOT_IMPLEMENTED, "ports of a sandbox are not proxied yet")
         try:
@@ -210,7 +213,7 @@ class Relay:
         elif call.operation.kind is Kind.TRAJECTORY:
             after = whole_number(QueryParams(scope["query_string"]).get("after_seq", "0"))
             if after is None:
-                raise ShoalError(ErrorCode.INVALID_REQUEST, "query.after_seq: not a number")
+                raise invalid("query.after_seq", "is not a number")
             lines = self._archive.trajectory(caller, ended.location, after)
             await _send_lines(lines, send)
         else:

@@ -11,13 +11,13 @@ from fastapi.security import HTTPBearer
 
 from api.acting import Acting
 from api.auth import Gate
+from api.errors import unknown_query
 from api.metrics import Metrics
 from api.routing import Routes
 from api.settings import ApiSettings
 from provisioner.auth import Principal
 from provisioner.execute import Executions
 from provisioner.services import Services
-from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.states import Scope
 
 
@@ -82,20 +82,7 @@ async def known_query(request: Request) -> None:
     if LABEL_PREFIX not in declared:
         unknown += [name for name in request.query_params if name.startswith(LABEL_PREFIX)]
     if unknown:
-        raise ShoalError(
-            ErrorCode.INVALID_REQUEST,
-            f"query.{unknown[0]}: there is no such parameter",
-            details={
-                "fields": [
-                    {
-                        "path": f"query.{name}",
-                        "message": "there is no such parameter",
-                        "type": "extra_forbidden",
-                    }
-                    for name in dict.fromkeys(unknown)
-                ]
-            },
-        )
+        raise unknown_query(unknown)
 
 
 #: Query parameters `label.<key>=<value>` filter by labels; the routes that have them declare this name.

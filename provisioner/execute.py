@@ -31,7 +31,7 @@ from shoal.contract.actions import (
     WriteFile,
 )
 from shoal.contract.base import MAX_WAIT_S, SessionId, TenantId
-from shoal.contract.errors import ErrorCode, Next, ShoalError
+from shoal.contract.errors import ErrorCode, Next, ShoalError, invalid
 from shoal.contract.execute import Execute, Executed, OutputFile
 from shoal.contract.states import ActionStatus, SessionState
 
@@ -172,10 +172,8 @@ class Executions:
                 record = await self._finish(who, session, f"in.{number}", write)
                 if record.observation is not None and record.observation.failed:
                     error = record.observation.error
-                    raise ShoalError(
-                        ErrorCode.INVALID_REQUEST,
-                        f"files.{number}: {error.message if error else 'it could not be written'}",
-                        details={"fields": [{"path": f"files.{number}.path", "message": str(error)}]},
+                    raise invalid(
+                        f"files.{number}.path", error.message if error else "it could not be written"
                     )
         return await self._finish(who, session, PROGRAM, _program(body))
 

@@ -22,7 +22,7 @@ from provisioner.sessions.queries import decode_cursor, encode_cursor, page_size
 from provisioner.store.port import Absent, ConditionFailed, Delete, Key, Op, Put, VersionIs
 from shoal.contract import images as wire
 from shoal.contract.base import TenantId
-from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.errors import ErrorCode, ShoalError, invalid
 from shoal.contract.states import ImageState
 
 #: Seconds for which a builder's claim on an image holds without being renewed.
@@ -47,11 +47,7 @@ class Images:
             ShoalError: CONFLICT when the tag stands for something else; INVALID_REQUEST; NOT_IMPLEMENTED.
         """
         if not _NAME.fullmatch(name) or not _TAG.fullmatch(tag):
-            raise ShoalError(
-                ErrorCode.INVALID_REQUEST,
-                f"{name}:{tag} is no image's name and tag.",
-                details={"fields": ["name"]},
-            )
+            raise invalid("path.name", f"{name}:{tag} is no image's name and tag")
         request = body.model_copy(update={"wait_s": 0.0}).model_dump_json()
         hashed = hashlib.sha256(request.encode()).hexdigest()
         image = await self._claim(who.tenant, name, tag, request, hashed)

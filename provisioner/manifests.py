@@ -15,7 +15,7 @@ from provisioner.blobs.port import BlobError, BlobMissing, Blobs
 from provisioner.model import Image, Snapshot, Source, load
 from provisioner.store.steady import SteadyStore
 from shoal.contract.base import Answer, SessionId, SnapshotId, TenantId
-from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.errors import ErrorCode, ShoalError, invalid
 from shoal.contract.host import SandboxSource
 from shoal.contract.images import IMAGE_FORMAT, ImageConfig, Layer
 from shoal.contract.sessions import Resources, ResourcesAsked
@@ -82,11 +82,7 @@ def split_reference(reference: str) -> tuple[str, str]:
     """
     name, colon, tag = reference.rpartition(":")
     if not colon or not name or "/" in tag:
-        raise ShoalError(
-            ErrorCode.INVALID_REQUEST,
-            f"{reference!r} names no tag; write it as name:tag.",
-            details={"fields": ["image"]},
-        )
+        raise invalid("image", f"{reference!r} names no tag; write it as name:tag")
     return name, tag
 
 

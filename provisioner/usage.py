@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from provisioner import keys
 from provisioner.auth import Principal
 from provisioner.context import Context
-from provisioner.sessions.queries import decode_cursor, encode_cursor, page_size
+from provisioner.sessions.queries import decode_cursor, encode_cursor, no_cursor, page_size
 from provisioner.store.port import MAX_OPS, Key, Put
 from shoal.contract import usage as wire
 from shoal.contract.base import HostId, SessionId
-from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.errors import invalid
 
 #: How far back one query may look, in days.
 MAX_DAYS = 92
@@ -57,11 +57,7 @@ class Usage:
         until = until or self._context.clock.now()
         since = since or until - timedelta(days=1)
         if until - since > timedelta(days=MAX_DAYS):
-            raise ShoalError(
-                ErrorCode.INVALID_REQUEST,
-                f"At most {MAX_DAYS} days at a time.",
-                details={"fields": ["since"]},
-            )
+            raise invalid("query.since", f"is more than {MAX_DAYS} days before `until`")
         day_after = decode_cursor(cursor)
         first, after = since.date(), keys.moment(since)
         if day_after is not None:
@@ -69,7 +65,7 @@ class Usage:
             try:
                 first = datetime.strptime(text, "%Y-%m-%d").date()  # noqa: DTZ007 - a day, not a moment
             except ValueError as error:
-                raise ShoalError(ErrorCode.INVALID_REQUEST, "This cursor is not one of ours.") from error
+                raise no_cursor() from error
         found: list[wire.UsageRecord] = []
         end = keys.moment(until)
         looked = 0

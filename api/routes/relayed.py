@@ -89,6 +89,10 @@ async def stream_action(
     id: SessionPath,
     action: ActionPath,
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
+    resume: Annotated[
+        str | None,
+        Query(alias="last_event_id", description="The same, for readers that cannot set the header."),
+    ] = None,
 ) -> Any:
     """Events `stdout`, `stderr` and `exit`; a comment every 15 seconds keeps the connection alive."""
     _relayed()

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from api.routes.sessions import Cursor, Limit
 from api.state import BEARER, KNOWN_QUERY, CostReader, Use
 from shoal.contract.base import SessionId
-from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.errors import invalid
 from shoal.contract.usage import UsagePage
 
 router = APIRouter(prefix="/v1", tags=["usage"], dependencies=[BEARER, KNOWN_QUERY])
@@ -18,11 +18,7 @@ router = APIRouter(prefix="/v1", tags=["usage"], dependencies=[BEARER, KNOWN_QUE
 
 def _aware(name: str, value: datetime | None) -> datetime | None:
     if value is not None and value.tzinfo is None:
-        raise ShoalError(
-            ErrorCode.INVALID_REQUEST,
-            f"query.{name}: a time needs an offset, such as 2026-01-31T12:00:00Z",
-            details={"fields": [{"path": f"query.{name}", "message": "no offset", "type": "timezone_aware"}]},
-        )
+        raise invalid(f"query.{name}", "a time needs an offset, such as 2026-01-31T12:00:00Z")
     return value
 
 

@@ -21,7 +21,7 @@ from provisioner.sessions import records
 from provisioner.sessions.placing import Placing
 from provisioner.store.port import Add, ConditionFailed, Op, Update
 from shoal.contract.base import SessionId, TenantId
-from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.errors import ErrorCode, ShoalError, invalid
 from shoal.contract.sessions import Resources, SessionCreate
 from shoal.contract.states import Phase, SessionState
 
@@ -85,9 +85,7 @@ class Creating:
         """
         pool = self._context.settings.pool(body.pool)
         if pool is None:
-            raise ShoalError(
-                ErrorCode.INVALID_REQUEST, f"There is no pool {body.pool}.", details={"fields": ["pool"]}
-            )
+            raise invalid("pool", f"there is no pool {body.pool}")
         if body.substrate not in pool.substrates:
             raise ShoalError(
                 ErrorCode.SUBSTRATE_UNAVAILABLE, f"Pool {pool.name} has no {body.substrate.value} hosts."

@@ -15,7 +15,7 @@ from provisioner.sessions.views import tell
 from provisioner.store.port import Page
 from shoal.contract import sessions as wire
 from shoal.contract.base import SessionId, whole_number
-from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.errors import ShoalError, invalid
 from shoal.contract.states import SessionState
 
 _OVER = frozenset({SessionState.ENDING, SessionState.ENDED})
@@ -39,9 +39,12 @@ def decode_cursor(cursor: str | None) -> str | None:
     try:
         return base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError) as error:
-        raise ShoalError(
-            ErrorCode.INVALID_REQUEST, "This cursor is not one of ours.", details={"fields": ["cursor"]}
-        ) from error
+        raise no_cursor() from error
+
+
+def no_cursor() -> ShoalError:
+    """The refusal of a cursor that this service did not give."""
+    return invalid("query.cursor", "is not one of ours")
 
 
 def page_size(context: Context, limit: int) -> int:
@@ -51,11 +54,7 @@ def page_size(context: Context, limit: int) -> int:
         ShoalError: INVALID_REQUEST when it is out of range.
     """
     if not 1 <= limit <= context.settings.history_limit:
-        raise ShoalError(
-            ErrorCode.INVALID_REQUEST,
-            f"limit is 1 to {context.settings.history_limit}.",
-            details={"fields": ["limit"]},
-        )
+        raise invalid("query.limit", f"is not between 1 and {context.settings.history_limit}")
     return limit
 
 
@@ -173,7 +172,7 @@ class Queries:
         if place is not None:
             told = whole_number(place)
             if told is None:
-                raise ShoalError(ErrorCode.INVALID_REQUEST, "This cursor is not one of ours.")
+                raise no_cursor()
             begin = told
         more = len(events) > begin + limit
         return wire.EventPage(

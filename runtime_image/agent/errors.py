@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from shoal.contract.errors import ErrorCode, ErrorDetail, ShoalError
+from shoal.contract.errors import ErrorCode, ErrorDetail, ShoalError, invalid
 
 #: HTTP status of each code that an agent answers with; anything else is 500.
 STATUS: dict[ErrorCode, int] = {
@@ -57,22 +57,10 @@ def error_response(error: ShoalError) -> Response:
 def invalid_request(error: ValidationError) -> ShoalError:
     """What a body that does not fit its model is told: each field's path and what is wrong with it, never the input."""
     fields = [
-        {"path": ".".join(str(part) for part in item["loc"]), "message": item["msg"]}
+        (".".join(str(part) for part in item["loc"]), item["msg"])
         for item in error.errors(include_url=False, include_context=False, include_input=False)[:50]
     ]
-    where = fields[0]["path"] or "the body"
-    return ShoalError(
-        ErrorCode.INVALID_REQUEST, f"{where}: {fields[0]['message']}", details={"fields": fields}
-    )
-
-
-def invalid(path: str, message: str) -> ShoalError:
-    """A refusal of one query parameter or header."""
-    return ShoalError(
-        ErrorCode.INVALID_REQUEST,
-        f"{path}: {message}",
-        details={"fields": [{"path": path, "message": message}]},
-    )
+    return invalid(*fields[0], *fields[1:])
 
 
 def detail_of(error: ShoalError) -> ErrorDetail:

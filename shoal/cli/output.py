@@ -125,9 +125,11 @@ def explain(error: BaseException) -> bool:
         console = stderr()
         console.print(f"[bold red]error:[/] {_plain(error.message)} [dim]({error.code})[/]", highlight=False)
         fields = error.details.get("fields")
-        if isinstance(fields, list):
+        if isinstance(fields, list) and len(fields) > 1:
             for field in fields:
-                console.print(f"  {_plain(str(field))}", highlight=False)
+                if isinstance(field, dict):
+                    line = f"{field.get('path') or 'body'}: {field.get('message', '')}"
+                    console.print(f"  {_plain(line)}", highlight=False)
         if isinstance(log := error.details.get("log"), str):
             console.print(_plain(log.rstrip()), highlight=False)
         after = f" in {error.retry_after_s:g} s" if error.retry_after_s else ""

@@ -16,6 +16,7 @@ from shoal.contract import actions
 from shoal.contract.actions import File
 from shoal.contract.base import Wire
 from shoal.contract.errors import ErrorCode
+from shoal.contract.errors import invalid as refusal
 from shoal.contract.sessions import MAX_COUNT, Network, SessionBatch, SessionCreate
 from shoal.contract.snapshots import Snapshot
 
@@ -49,12 +50,11 @@ def model(kind: type[M], values: Mapping[str, Any]) -> M:
 def invalid(error: ValidationError) -> InvalidRequest:
     """A failed validation in the service's own words."""
     fields = [
-        {"path": ".".join(str(part) for part in item["loc"]), "message": item["msg"]}
+        (".".join(str(part) for part in item["loc"]), item["msg"])
         for item in error.errors(include_url=False, include_input=False)
     ]
-    first = fields[0]
-    where = f"{first['path']}: " if first["path"] else ""
-    return InvalidRequest(ErrorCode.INVALID_REQUEST, f"{where}{first['message']}", details={"fields": fields})
+    told = refusal(*fields[0], *fields[1:])
+    return InvalidRequest(told.code, told.message, details=told.details)
 
 
 def body(value: BaseModel) -> bytes:

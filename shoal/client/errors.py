@@ -106,7 +106,7 @@ class GiveUpError(ServiceError):
 
 
 class InvalidRequest(FixError):
-    """A field is missing, unknown or out of range; `details["fields"]` names each path."""
+    """A field is missing, unknown or out of range; `details["fields"]` is a list of `{path, message}`."""
 
 
 class Unauthenticated(FixError):

@@ -89,7 +89,8 @@ class CodeInfo:
 
 TABLE: dict[ErrorCode, CodeInfo] = {
     ErrorCode.INVALID_REQUEST: CodeInfo(
-        next=Next.FIX, meaning="A field is missing, unknown or out of range; details.fields names each path."
+        next=Next.FIX,
+        meaning="A field is missing, unknown or out of range; details.fields has each one's path and message.",
     ),
     ErrorCode.UNAUTHENTICATED: CodeInfo(
         next=Next.FIX, meaning="No API key, or one that is unknown, expired or revoked."
@@ -263,6 +264,21 @@ class ShoalError(Exception):
                 details={**detail.details, "code": detail.code},
             )
         return cls(code, detail.message, retry_after_s=detail.retry_after_s, details=detail.details)
+
+
+def invalid(path: str, message: str, *more: tuple[str, str]) -> ShoalError:
+    """The refusal of fields of a request, in the one form it has: `details.fields` is a list of `{path, message}`.
+
+    Args:
+        path: Where the field is: in the body as `resources.cpu_millis`, elsewhere as `query.limit`.
+        message: What is wrong with it; the input itself is not repeated, it may be a secret.
+        more: Further fields, each with what is wrong with it.
+    """
+    fields = [{"path": where, "message": what} for where, what in ((path, message), *more)]
+    rest = f" (and {len(more)} more)" if more else ""
+    return ShoalError(
+        ErrorCode.INVALID_REQUEST, f"{path or 'body'}: {message}{rest}", details={"fields": fields}
+    )
 
 
 def _rebuild(

@@ -11,7 +11,6 @@ from runtime_image.agent.actions.files import edit_file, list_files, read_file, 
 from runtime_image.agent.actions.processes import fill, finish, process_id, run_exec, timeout_of
 from runtime_image.agent.actions.run import ActionRun
 from runtime_image.agent.actions.text import to_bytes
-from runtime_image.agent.errors import invalid
 from runtime_image.agent.link import GuestProcess
 from shoal.contract.actions import (
     Action,
@@ -28,7 +27,7 @@ from shoal.contract.actions import (
     Search,
     WriteFile,
 )
-from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.errors import ErrorCode, ShoalError, invalid
 
 
 def check_action(action: Action) -> None:

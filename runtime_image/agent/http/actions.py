@@ -17,7 +17,7 @@ from runtime_image.agent.actions.records import Replay
 from runtime_image.agent.actions.run import ActionRun
 from runtime_image.agent.actions.runner import SessionActions
 from runtime_image.agent.actions.text import to_bytes
-from runtime_image.agent.errors import error_response, invalid
+from runtime_image.agent.errors import error_response
 from runtime_image.agent.hosted import Hosted
 from runtime_image.agent.http.guard import guarded, json_response, number, read_body, read_model, wait_s
 from runtime_image.agent.http.streams import replayed_events, run_events
@@ -31,7 +31,7 @@ from shoal.contract.actions import (
     TtyResize,
 )
 from shoal.contract.base import new_id, whole_number
-from shoal.contract.errors import ErrorCode, ErrorDetail, ShoalError
+from shoal.contract.errors import ErrorCode, ErrorDetail, ShoalError, invalid
 from shoal.contract.states import ActionStatus
 
 if TYPE_CHECKING:
@@ -334,5 +334,5 @@ def _offsets(raw: str) -> tuple[int, int]:
     out, _, err = raw.partition("-")
     stdout, stderr = whole_number(out), whole_number(err)
     if stdout is None or stderr is None:
-        raise invalid("last-event-id", "is not an id of this stream")
+        raise invalid("header.last-event-id", "is not an id of this stream")
     return stdout, stderr

@@ -17,12 +17,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from runtime_image.agent.errors import invalid
 from runtime_image.agent.hosted import Hosted
 from runtime_image.agent.http.actions import session_of
 from runtime_image.agent.http.guard import flag, guarded, json_response, number
 from runtime_image.agent.link import FileError, FileReader, FileWriter, GuestLink
-from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.errors import ErrorCode, ShoalError, invalid
 
 if TYPE_CHECKING:
     from runtime_image.agent.service import SandboxService
@@ -134,14 +133,9 @@ async def _receive(request: Request, writer: FileWriter, path: str) -> Response:
             await writer.write(chunk)
     wanted = request.headers.get(SHA256_HEADER)
     if wanted is not None and wanted.strip().lower() != digest.hexdigest():
-        raise ShoalError(
-            ErrorCode.INVALID_REQUEST,
-            "The content does not have the checksum that was sent with it; nothing was written.",
-            details={
-                "fields": [{"path": SHA256_HEADER, "message": "does not match"}],
-                "sha256": digest.hexdigest(),
-            },
-        )
+        refusal = invalid(f"header.{SHA256_HEADER}", "does not match the content; nothing was written")
+        refusal.details["sha256"] = digest.hexdigest()
+        raise refusal
     length = request.headers.get("content-length")
     if length is not None and length.isdigit() and int(length) != size:
         raise ClientDisconnect
@@ -194,9 +188,9 @@ def _link(hosted: Hosted) -> GuestLink:
 def _path(request: Request) -> str:
     path = request.query_params.get("path")
     if not path:
-        raise invalid("path", "is missing")
+        raise invalid("query.path", "is missing")
     if "\0" in path or len(path) > 4096:
-        raise invalid("path", "is not a path")
+        raise invalid("query.path", "is not a path")
     return path
 
 
@@ -207,9 +201,9 @@ def _mode(request: Request) -> int | None:
     try:
         mode = int(raw, 8)
     except ValueError:
-        raise invalid("mode", "is not an octal number such as 644") from None
+        raise invalid("query.mode", "is not an octal number such as 644") from None
     if not 0 <= mode <= 0o7777:
-        raise invalid("mode", "is not between 0 and 7777")
+        raise invalid("query.mode", "is not between 0 and 7777")
     return mode
 
 

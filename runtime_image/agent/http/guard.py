@@ -11,11 +11,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from runtime_image.agent.errors import error_response, invalid, invalid_request
+from runtime_image.agent.errors import error_response, invalid_request
 from runtime_image.agent.link import LinkError
 from runtime_image.agent.sandboxes import SandboxGone
 from shoal.contract.base import MAX_WAIT_S
-from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.errors import ErrorCode, ShoalError, invalid
 
 _log = structlog.get_logger()
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -86,9 +86,9 @@ def number(request: Request, name: str, default: int, *, least: int = 0) -> int:
     try:
         value = int(raw)
     except ValueError:
-        raise invalid(name, "is not an integer") from None
+        raise invalid(f"query.{name}", "is not an integer") from None
     if value < least:
-        raise invalid(name, f"is less than {least}")
+        raise invalid(f"query.{name}", f"is less than {least}")
     return value
 
 
@@ -100,9 +100,9 @@ def wait_s(request: Request, default: float = 0.0) -> float:
     try:
         value = float(raw)
     except ValueError:
-        raise invalid("wait_s", "is not a number") from None
+        raise invalid("query.wait_s", "is not a number") from None
     if not 0 <= value <= MAX_WAIT_S:
-        raise invalid("wait_s", f"is not between 0 and {MAX_WAIT_S:.0f}")
+        raise invalid("query.wait_s", f"is not between 0 and {MAX_WAIT_S:.0f}")
     return value
 
 
@@ -115,7 +115,7 @@ def flag(request: Request, name: str, default: bool) -> bool:
         return True
     if raw.lower() in ("0", "false", "no"):
         return False
-    raise invalid(name, "is not true or false")
+    raise invalid(f"query.{name}", "is not true or false")
 
 
 def json_response(body: bytes | str, status: int = 200) -> Response:

@@ -9,12 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from runtime_image.agent.errors import invalid
 from runtime_image.agent.hosted import Hosted
 from runtime_image.agent.http.guard import guarded, json_response, number, read_model, wait_s
 from runtime_image.agent.tokens import require_control
 from shoal.contract.base import SessionId
-from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.errors import ErrorCode, ShoalError, invalid
 from shoal.contract.host import SandboxPatch, SandboxStart, SnapshotTake, SnapshotTaken
 from shoal.contract.states import EndReason
 
@@ -81,7 +80,9 @@ class SandboxRoutes:
         try:
             reason = EndReason(raw)
         except ValueError:
-            raise invalid("reason", f"is not one of {', '.join(one.value for one in EndReason)}") from None
+            raise invalid(
+                "query.reason", f"is not one of {', '.join(one.value for one in EndReason)}"
+            ) from None
         timeout_s = wait_s(request)
         hosted = self._service.find(session, epoch) if epoch else self._service.get(session)
         if hosted is None:
@@ -96,6 +97,8 @@ class SandboxRoutes:
         """Take a snapshot, or say how far it is."""
         session = self._session(request)
         take = await read_model(request, SnapshotTake)
+        if self._service.fenced:
+            raise ShoalError(ErrorCode.HOST_FENCED, "This host has lost touch with the control plane.")
         _plain("snapshot", take.snapshot)
         taken = await self._snapshots.take(session, take)
         return _snapshot(await taken.wait(take.wait_s))

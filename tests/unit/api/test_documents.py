@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pkgutil
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from fastapi.routing import APIRoute
@@ -12,7 +14,8 @@ from fastapi.routing import APIRoute
 from api import calls, routes
 from api.errors import STATUS
 from api.openapi import documents, openapi
-from shoal.contract.errors import TABLE, ErrorCode
+from api.state import known_query
+from shoal.contract.errors import TABLE, ErrorCode, invalid
 
 
 @pytest.mark.parametrize("name", ["openapi.json", "errors.md", "metrics.md"])
@@ -89,3 +92,49 @@ def _routes() -> list[APIRoute]:
     found = [route for module in modules for route in module.router.routes]
     assert len(found) > 40
     return [route for route in found if isinstance(route, APIRoute)]
+
+
+def test_every_route_refuses_query_parameters_that_it_does_not_have() -> None:
+    """Those that FastAPI serves by the shared dependency, the relayed ones by what the document says that they have."""
+    relayed = {
+        (operation.template, method): operation
+        for methods in calls._OPERATIONS.values()
+        for method, operation in methods.items()
+    }
+    paths = openapi()["paths"]
+    for (template, method), operation in relayed.items():
+        declared = paths[template]["get" if method == "HEAD" else method.lower()].get("parameters", ())
+        assert set(operation.query or ()) == {one["name"] for one in declared if one["in"] == "query"}, (
+            template
+        )
+    for route in _routes():
+        if route.path.startswith(("/internal/", "/healthz", "/readyz", "/metrics")) or "later" in route.tags:
+            continue
+        if any((route.path, method) in relayed for method in route.methods or ()):
+            continue
+        called, pending = set(), [route.dependant]
+        while pending:
+            one = pending.pop()
+            called.add(one.call)
+            pending.extend(one.dependencies)
+        assert known_query in called, route.path
+
+
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_wrong_fields_are_told_in_one_form_only() -> None:
+    """`details.fields` is made by `shoal.contract.errors.invalid` and nowhere else: a list of `{path, message}`."""
+    made = [
+        str(path.relative_to(_ROOT))
+        for room in ("shoal", "provisioner", "api", "costs", "runtime_image")
+        for path in sorted((_ROOT / room).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Dict)
+        and any(isinstance(key, ast.Constant) and key.value == "fields" for key in node.keys)
+    ]
+    assert made == ["shoal/contract/errors.py"]
+    error = invalid("a.b", "is wrong", ("query.c", "is not one"))
+    assert error.details == {
+        "fields": [{"path": "a.b", "message": "is wrong"}, {"path": "query.c", "message": "is not one"}]
+    }

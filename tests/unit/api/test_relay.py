@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from starlette.types import Message, Receive, Scope, Send
 
+from api import calls
 from api.auth import Gate
 from api.front import Front
 from api.metrics import Metrics
@@ -89,9 +90,10 @@ def code_of(response: httpx.Response) -> str:
 async def test_bytes_path_and_query_pass_through_unchanged(house: House) -> None:
     """Body, raw path, query and status reach the agent and come back as they are."""
     body = b'{"not even json \x00\xff'
-    response = await house.client.post(f"{ACTIONS}?x=%2Fa%20b", content=body)
+    path = f"/v1/sessions/{SESSION}/files?path=%2Fa%20b"
+    response = await house.client.put(path, content=body)
     assert (response.status_code, response.content) == (200, body)
-    assert house.agent.seen == [("POST", f"{ACTIONS}?x=%2Fa%20b", "Bearer token-hst_1-1-1")]
+    assert house.agent.seen == [("PUT", path, "Bearer token-hst_1-1-1")]
 
 
 async def test_the_hot_path_asks_neither_for_the_key_nor_for_the_route(house: House) -> None:
@@ -122,6 +124,30 @@ async def test_no_valid_key_no_action(house: House, headers: dict[str, str], cod
     """Without a key, with an unknown one, or without the scope nothing reaches the agent."""
     response = await house.client.post(ACTIONS, content=b"{}", headers=headers)
     assert (response.status_code, code_of(response)) == (status, code)
+    assert house.agent.seen == []
+
+
+@pytest.mark.parametrize(
+    ("method", "below"),
+    [
+        (method, shape.replace("*", "a"))
+        for shape, methods in calls._OPERATIONS.items()
+        for method in methods
+        if method != "HEAD"
+    ],
+)
+async def test_a_query_parameter_that_the_route_lacks_is_refused_by_its_name(
+    house: House, method: str, below: str
+) -> None:
+    """On every relayed route, whatever else is in the query; nothing reaches the agent, and no key is told nothing."""
+    url = f"/v1/sessions/{SESSION}/{below}"
+    response = await house.client.request(method, f"{url}?bogus=1&path=/f&m%64oe=755")
+    assert (response.status_code, code_of(response)) == (422, "invalid_request")
+    paths = [field["path"] for field in response.json()["error"]["details"]["fields"]]
+    assert {"query.bogus", "query.mdoe"} <= set(paths)
+    assert ("query.path" in paths) is not below.startswith("files")
+    response = await house.client.request(method, f"{url}?bogus=1", headers={"authorization": ""})
+    assert response.status_code == 401
     assert house.agent.seen == []
 
 

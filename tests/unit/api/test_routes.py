@@ -184,6 +184,7 @@ async def test_unknown_and_wrong_fields_are_refused_with_their_paths(house: Hous
     error = error_of(response).error
     assert error.code == "invalid_request"
     paths = {one["path"] for one in error.details["fields"]}
+    assert all(set(one) == {"path", "message"} for one in error.details["fields"])
     assert paths == {"imagee", "resources.cpu_millis"}
     assert "s3cret" not in response.text
     assert house.sessions.asked == []
