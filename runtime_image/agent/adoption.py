@@ -11,7 +11,7 @@ import structlog
 
 from runtime_image.agent.actions.context import Bench
 from runtime_image.agent.actions.perform import resume
-from runtime_image.agent.actions.processes import process_id
+from runtime_image.agent.actions.processes import group_name, process_id
 from runtime_image.agent.actions.run import ActionRun
 from runtime_image.agent.actions.runner import settle_unknown
 from runtime_image.agent.admission import Reservation
@@ -22,11 +22,11 @@ from runtime_image.agent.incarnate import Incarnator
 from runtime_image.agent.journal.file import Entry
 from runtime_image.agent.journals import Journals, Left
 from runtime_image.agent.keeper import Keeper, Kept
-from runtime_image.agent.layer_store import LayerStore
+from runtime_image.agent.layer_store import LayerStore, Stack
 from runtime_image.agent.link import GuestProcess, LinkError
 from runtime_image.agent.ports import Connect, RuntimePort
 from runtime_image.agent.sandboxes import Sandbox, SandboxRuntimeError
-from runtime_image.agent.service import SandboxService
+from runtime_image.agent.service import FENCE, SandboxService
 from runtime_image.agent.starting import Started, disk_class
 from runtime_image.agent.warm import WarmPool, WarmSandbox, warm_reservation
 from shoal.contract.actions import ActionRecord, Observation
@@ -36,9 +36,12 @@ from shoal.contract.states import EndReason
 
 _log = structlog.get_logger()
 
+_DIED = "the sandbox did not survive a restart of its host's agent"
+
 
 class Adopter:
-    """Adopts once, at start, before anything new is taken."""
+    """Adopts once, at start, before anything new is taken: sessions' sandboxes stand still, and nobody speaks to them,
+    until `go_on`. The control plane may have given their sessions to other hosts while no agent was here."""
 
     def __init__(
         self,
@@ -64,14 +67,14 @@ class Adopter:
         self._clock = clock
 
     async def adopt(self) -> None:
-        """Adopt living sandboxes with their running steps, remove all others, and report what ended unseen."""
+        """Adopt living sandboxes, remove all others, and report what ended unseen."""
         began = self._clock.monotonic()
         living = {sandbox.sandbox_id: sandbox for sandbox in await self._runtime.adopt()}
         kept = self._keeper.load()
         adopted: set[str] = set()
-        for one in kept:
-            sandbox = living.get(one.sandbox_id)
-            if sandbox is not None and await self._try(one, dataclasses.replace(sandbox, sock=one.sock)):
+        tried = await asyncio.gather(*(self._try(one, living.get(one.sandbox_id)) for one in kept))
+        for one, taken in zip(kept, tried, strict=True):
+            if taken:
                 adopted.add(one.sandbox_id)
             else:
                 one.sock.close()
@@ -91,38 +94,43 @@ class Adopter:
                 duration_ms=round((self._clock.monotonic() - began) * 1000, 3),
             )
 
-    async def _try(self, one: Kept, sandbox: Sandbox) -> bool:
+    async def _try(self, one: Kept, living: Sandbox | None) -> bool:
         about = one.about
+        if living is None or (about.spec is None and (about.key is None or about.source is None)):
+            return False
+        sandbox = dataclasses.replace(living, sock=one.sock)
         if about.spec is not None and not about.running:
             # It was still starting: what of its start had been done is not known.
             return False
-        try:
-            # The last agent may have died while it held the sandbox still.
-            await self._runtime.thaw(sandbox)
-            link = await self._connect(one.sock)
-        except (SandboxRuntimeError, LinkError, OSError) as error:
-            _log.warning("adoption.failed", sandbox_id=one.sandbox_id, error=str(error))
-            return False
+        stack: Stack | None = None
         try:
             stack = await self._layers.acquire(about.layers)
-        except ShoalError as error:
+            if about.spec is not None:
+                await self._session(one, about.spec, sandbox, stack)
+            else:
+                await self._warm_one(one, sandbox, stack)
+        except (SandboxRuntimeError, LinkError, OSError, ShoalError) as error:
             _log.warning("adoption.failed", sandbox_id=one.sandbox_id, error=str(error))
-            link.close()
+            if stack is not None:
+                self._layers.release(stack)
             return False
-        started = Started(sandbox=sandbox, link=link, stack=stack)
-        if about.spec is not None:
-            await self._session(one, about.spec, started)
-        elif about.key is not None and about.source is not None:
-            warm = WarmSandbox(
-                sandbox_id=one.sandbox_id,
-                key=about.key,
-                started=started,
-                reservation=warm_reservation(about.key),
-            )
-            self._warm.adopt(warm, about.source)
         return True
 
-    async def _session(self, one: Kept, spec: SandboxStart, started: Started) -> None:
+    async def _warm_one(self, one: Kept, sandbox: Sandbox, stack: Stack) -> None:
+        about = one.about
+        assert about.key is not None
+        assert about.source is not None
+        started = Started(sandbox=sandbox, link=await self._connect(one.sock), stack=stack)
+        warm = WarmSandbox(
+            sandbox_id=one.sandbox_id,
+            key=about.key,
+            started=started,
+            reservation=warm_reservation(about.key),
+        )
+        self._warm.adopt(warm, about.source)
+
+    async def _session(self, one: Kept, spec: SandboxStart, sandbox: Sandbox, stack: Stack) -> None:
+        oom_kills = self._runtime.usage(sandbox).oom_kills
         hosted = self._service.record(
             spec,
             Reservation(
@@ -133,16 +141,48 @@ class Adopter:
         )
         hosted.warm, hosted.acknowledged = one.about.warm, one.about.acknowledged
         hosted.sandbox_id = one.sandbox_id
-        hosted.sandbox, hosted.link, hosted.stack = started.sandbox, started.link, started.stack
-        bench = self._incarnator.attach(hosted)
+        hosted.sandbox, hosted.stack = sandbox, stack
         hosted.state = "running"
         hosted.meter.condition = "running"
         hosted.meter.start = one.about.metered_to or hosted.meter.start
         hosted.meter.cpu_usec = one.about.metered_cpu_usec
-        hosted.oom_kills = self._runtime.usage(started.sandbox).oom_kills
+        hosted.oom_kills = oom_kills
+        try:
+            await hosted.freeze(self._runtime, FENCE)
+        except (SandboxRuntimeError, TimeoutError) as error:
+            _log.error("host.freeze_failed", session_id=hosted.session, error=str(error))
+
+    async def go_on(self, hosted: Hosted) -> None:
+        """Speak to the guest of an adopted sandbox, thawed by now, and go on with its steps. One that does not answer
+        ends. Repeatable; nothing for a sandbox that was not adopted."""
+        sandbox = hosted.sandbox
+        if hosted.state != "running" or hosted.link is not None or sandbox is None or sandbox.sock is None:
+            return
+        # The link owns the socket from here on.
+        hosted.sandbox = dataclasses.replace(sandbox, sock=None)
+        try:
+            link = await self._connect(sandbox.sock)
+        except (LinkError, OSError) as error:
+            sandbox.sock.close()
+            self._fail(hosted, error)
+            return
+        if hosted.ending is not None:
+            # Ended meanwhile, by somebody who knew of no link.
+            link.close()
+            return
+        hosted.link = link
+        try:
+            bench = self._incarnator.attach(hosted)
+        except SandboxRuntimeError as error:
+            self._fail(hosted, error)
+            return
         await self._steps(hosted, bench)
         self._service.watch(hosted)
         hosted.changed()
+
+    def _fail(self, hosted: Hosted, error: Exception) -> None:
+        _log.warning("adoption.failed", session_id=hosted.session, error=str(error))
+        self._service.end(hosted, EndReason.FAILED, _DIED)
 
     async def _steps(self, hosted: Hosted, bench: Bench) -> None:
         """Go on with the steps that were running; what is not known to have ended is `unknown`."""
@@ -151,10 +191,15 @@ class Adopter:
             processes = {process.process_id: process for process in await bench.link.processes()}
         except LinkError:
             processes = {}
+        if hosted.state != "running":
+            # Whoever ended it meanwhile has settled them.
+            return
         for entry in hosted.journal.unsettled():
-            process = processes.pop(process_id(entry.seq), None)
+            process = _taken(processes, process_id(entry.seq))
             if process is None:
                 settle_unknown(hosted.journal, entry, self._clock)
+                # Whatever of it still runs, such as a compiler, nobody would ever read or end.
+                hosted.actions.kill_left(bench.group(group_name(entry.seq)))
                 continue
             record = ActionRecord.model_validate_json(
                 b'{"id":"x","epoch":1,"status":"running","action":' + hosted.journal.read(entry).action + b"}"
@@ -211,9 +256,17 @@ class Adopter:
         else:
             hosted.state = "ending"
             hosted.end_reason = EndReason.FAILED
-            hosted.end_detail = "the sandbox did not survive a restart of its host's agent"
+            hosted.end_detail = _DIED
         if hosted.state == "ending":
             self._service.finish(hosted)
+
+
+def _taken(processes: dict[str, GuestProcess], name: str) -> GuestProcess | None:
+    """The step's process out of those found: under its name, or that of a second choice of interpreter, `<name>.1`."""
+    for found in processes:
+        if found == name or found.startswith(f"{name}."):
+            return processes.pop(found)
+    return None
 
 
 def _forget_later(hosted: Hosted, bench: Bench, name: str) -> None:

@@ -55,6 +55,8 @@ from shoal.contract.states import EndReason
 _log = structlog.get_logger()
 
 _LINK_TIMEOUT_S = 15.0
+#: How long callers of a restarted agent wait for its first heartbeat, rather than be refused, seconds.
+_FIRST_BEAT_S = 1.0
 
 
 class _Server(uvicorn.Server):
@@ -194,6 +196,17 @@ class Agent:
             clock=clock,
             shutdown=lambda: self.stop(leave=True),
         )
+        adopter = Adopter(
+            runtime=runtime,
+            service=service,
+            incarnator=incarnator,
+            warm=warm,
+            keeper=keeper,
+            journals=journals,
+            layers=layers,
+            connect=connect,
+            clock=clock,
+        )
         heart = Heart(
             home=home,
             control=control,
@@ -202,6 +215,7 @@ class Agent:
             runtime=runtime,
             tokens=tokens,
             clock=clock,
+            go_on=adopter.go_on,
         )
         metrics = AgentMetrics(
             Sources(service=service, warm=warm, snapshots=snapshots, heart=heart, usage=usage)
@@ -228,17 +242,7 @@ class Agent:
             clock=clock,
         )
         heart.load()
-        await Adopter(
-            runtime=runtime,
-            service=service,
-            incarnator=incarnator,
-            warm=warm,
-            keeper=keeper,
-            journals=journals,
-            layers=layers,
-            connect=connect,
-            clock=clock,
-        ).adopt()
+        await adopter.adopt()
         server = _Server(
             uvicorn.Config(
                 app,
@@ -254,7 +258,7 @@ class Agent:
                 backlog=2048,
             )
         )
-        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(server.serve(sockets=[listener]))]
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(_serve(server, listener, heart))]
         try:
             registering = asyncio.create_task(heart.register())
             stopping = asyncio.create_task(self._stop.wait())
@@ -313,6 +317,13 @@ class Agent:
 def create_agent(settings: AgentSettings) -> Agent:
     """An agent for one host, not running yet."""
     return Agent(settings)
+
+
+async def _serve(server: _Server, listener: socket.socket, heart: Heart) -> None:
+    """Take calls. Those of a restarted agent wait in the listener's queue while its first heartbeat is under way."""
+    if heart.host:
+        await heart.first_beat(_FIRST_BEAT_S)
+    await server.serve(sockets=[listener])
 
 
 def _descriptors(settings: AgentSettings) -> DescriptorStore:

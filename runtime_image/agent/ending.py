@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
+from runtime_image.agent.actions.runner import settle_unknown
 from runtime_image.agent.clock import Clock
 from runtime_image.agent.errors import detail_of
 from runtime_image.agent.hosted import Hosted
@@ -104,6 +105,7 @@ class Ender:
             hosted.frozen_by.clear()
         if hosted.actions is not None:
             await hosted.actions.close(hosted.refusal(), grace_s=_KILL_GRACE_S)
+        self._settle_adopted(hosted)
         self.cut(hosted)
         await self._discard(hosted)
         for task in list(hosted.tasks):
@@ -116,6 +118,16 @@ class Ender:
         hosted.phase = None
         hosted.state = "failed" if hosted.error is not None else "ended"
         hosted.changed()
+
+    def _settle_adopted(self, hosted: Hosted) -> None:
+        """Steps of an earlier agent with which this one did not go on."""
+        try:
+            for entry in hosted.journal.unsettled():
+                settle_unknown(hosted.journal, entry, self._clock)
+        except OSError as error:
+            _log.error(
+                "journal.write_failed", session_id=hosted.session, epoch=hosted.epoch, errno=error.errno
+            )
 
     async def _discard(self, hosted: Hosted) -> None:
         for delay in (*_RETRY_S, None):

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -83,6 +86,7 @@ class FakeProcess:
         self.stderr = OutputTap(spec.output_limit_bytes)
         self.stdin = b""
         self.deaf = False
+        self.started_monotonic = time.monotonic()
         self._exit: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
         if group is not None:
             group.processes.append(self)
@@ -140,6 +144,13 @@ class FakeLink:
     group: FakeGroup | None = None
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     deaf: bool = False
+    left: list[FakeProcess] = field(default_factory=list)
+    sock: socket.socket | None = None
+
+    async def processes(self) -> list[FakeProcess]:
+        """What an earlier agent left."""
+        self.check_open()
+        return list(self.left)
 
     async def spawn(self, spec: ProcessSpec, *, procs_fd: int | None = None) -> FakeProcess:
         """Start a process."""
@@ -176,8 +187,10 @@ class FakeLink:
             raise LinkClosedError("closed")
 
     def close(self) -> None:
-        """Let go of it."""
+        """Let go of it, and of the socket it was made of."""
         self.closed.set()
+        if self.sock is not None:
+            self.sock.close()
 
 
 class FakeCounter:
@@ -288,6 +301,27 @@ class FakeRuntime:
     def _check(self, sandbox: Sandbox) -> None:
         if sandbox.sandbox_id not in self.living:
             raise SandboxGone(sandbox.sandbox_id)
+
+
+class MemoryStore:
+    """Keeps duplicates of descriptors, as the holder does."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, int] = {}
+
+    def put(self, name: str, fd: int) -> None:
+        """Keep a copy; replaces what was there."""
+        self.drop(name)
+        self.kept[name] = os.dup(fd)
+
+    def get_all(self) -> dict[str, int]:
+        """Copies."""
+        return {name: os.dup(fd) for name, fd in self.kept.items()}
+
+    def drop(self, name: str) -> None:
+        """Keep it no longer."""
+        if name in self.kept:
+            os.close(self.kept.pop(name))
 
 
 class FakeControl:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,19 +14,20 @@ import structlog
 
 from runtime_image.agent.clock import Clock
 from runtime_image.agent.control import ControlPlane
+from runtime_image.agent.hosted import Hosted
 from runtime_image.agent.ports import RuntimePort
 from runtime_image.agent.sandboxes import SandboxRuntimeError
-from runtime_image.agent.service import SandboxService
+from runtime_image.agent.service import FENCE, SandboxService
 from runtime_image.agent.tokens import TokenVerifier
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.host import Heartbeat, HeartbeatReply, Register, Registered
+from shoal.contract.states import EndReason
 
 _log = structlog.get_logger()
 
 #: Changes within this time share one early heartbeat, seconds.
 COALESCE_S = 0.02
 _RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
-_FENCE = "fence"
 _IDENTITY = "host.json"
 
 
@@ -42,7 +44,8 @@ class Heart:
     """Registers this host, then beats: every `heartbeat_s`, and at once when something important has changed.
 
     A host whose beats nobody acknowledges for `lease_s` may have been declared lost and its sessions restored
-    elsewhere: it freezes its sandboxes and refuses, until it is acknowledged again.
+    elsewhere: it freezes its sandboxes and refuses, until it is acknowledged again. An agent that restarts does not
+    know how long that has been so: it begins fenced, and its first acknowledged beat lifts that.
     """
 
     def __init__(
@@ -55,7 +58,9 @@ class Heart:
         runtime: RuntimePort,
         tokens: TokenVerifier,
         clock: Clock,
+        go_on: Callable[[Hosted], Awaitable[None]],
     ) -> None:
+        """`go_on` takes up the steps of a sandbox that an earlier agent left, once; it does nothing for others."""
         self._identity = home / _IDENTITY
         self._control = control
         self._reporter = reporter
@@ -63,9 +68,13 @@ class Heart:
         self._runtime = runtime
         self._tokens = tokens
         self._clock = clock
+        self._go_on = go_on
         self._wake = asyncio.Event()
+        self._tried = asyncio.Event()
         self._registered: Registered | None = None
-        self._acked_at = clock.monotonic()
+        #: Nothing is acknowledged to this process yet, whatever was to the one before.
+        self._acked_at = -math.inf
+        service.fenced = True
         self._lease_s = 30.0
         self._interval_s = 1.0
         self._beat = 0
@@ -104,13 +113,16 @@ class Heart:
             else:
                 self._adopt(registered)
                 self._save(registered)
+                if not any(self._service.live()):
+                    # Taken just now, and nothing runs here that could run elsewhere, too.
+                    self._acked_at = self._clock.monotonic()
+                    self._service.fenced = False
                 return
 
     def _adopt(self, registered: Registered) -> None:
         self._registered = registered
         self._lease_s, self._interval_s = registered.lease_s, registered.heartbeat_s
         self._tokens.trust(registered.host, registered.keys)
-        self._acked_at = self._clock.monotonic()
         _log.info("host.registered", host_id=registered.host)
 
     def load(self) -> bool:
@@ -144,8 +156,22 @@ class Heart:
             except TimeoutError:
                 pass
 
+    async def first_beat(self, timeout_s: float) -> None:
+        """Return when the first beat was acknowledged, or was not, or after `timeout_s` seconds."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._tried.wait()
+        except TimeoutError:
+            pass
+
     async def beat(self) -> bool:
         """One heartbeat; whether it was acknowledged."""
+        try:
+            return await self._one_beat()
+        finally:
+            self._tried.set()
+
+    async def _one_beat(self) -> bool:
         # Numbers begin at the clock's milliseconds: those of an agent that restarted are larger than all before.
         self._beat = max(self._beat + 1, int(self._clock.now().timestamp() * 1000))
         beat = self._reporter.beat(self._beat)
@@ -194,7 +220,7 @@ class Heart:
             if hosted.sandbox is None or hosted.state != "running":
                 continue
             try:
-                await hosted.freeze(self._runtime, _FENCE)
+                await hosted.freeze(self._runtime, FENCE)
             except (SandboxRuntimeError, TimeoutError, ShoalError) as error:
                 _log.error("host.freeze_failed", session_id=hosted.session, error=str(error))
 
@@ -202,11 +228,22 @@ class Heart:
         if not self._service.fenced:
             return
         # What is to be released is in `ending` by now and stays frozen: only the rest goes on.
-        for hosted in self._service.live():
-            if hosted.state == "running":
-                try:
-                    await hosted.thaw(self._runtime, _FENCE)
-                except (SandboxRuntimeError, TimeoutError) as error:
-                    _log.error("host.thaw_failed", session_id=hosted.session, error=str(error))
+        running = [hosted for hosted in self._service.live() if hosted.state == "running"]
+        await asyncio.gather(*(self._let_go(hosted) for hosted in running))
         self._service.fenced = False
-        _log.info("host.unfenced")
+        _log.info("host.unfenced", sandboxes=len(running))
+        # A guest that did not answer may have cost more time than the lease had left.
+        await self._fence_when_due()
+
+    async def _let_go(self, hosted: Hosted) -> None:
+        try:
+            await hosted.thaw(self._runtime, FENCE)
+        except (SandboxRuntimeError, TimeoutError) as error:
+            _log.error("host.thaw_failed", session_id=hosted.session, error=str(error))
+        # Nobody could do anything meanwhile: that is not idleness.
+        hosted.touch()
+        try:
+            await self._go_on(hosted)
+        except Exception:  # noqa: BLE001 - one that resists must not keep the others
+            _log.exception("adoption.failed", session_id=hosted.session)
+            self._service.end(hosted, EndReason.FAILED, "the host's new agent could not take it over")

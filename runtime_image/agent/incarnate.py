@@ -125,6 +125,9 @@ class Incarnator:
         """Take the sandbox under a record away, whatever there is of it. Repeatable."""
         if hosted.link is not None:
             hosted.link.close()
+        elif hosted.sandbox is not None and hosted.sandbox.sock is not None:
+            # Adopted, and never spoken to.
+            hosted.sandbox.sock.close()
         if hosted.sandbox_id:
             await self._runtime.stop(hosted.sandbox_id)
             self._keeper.drop(hosted.sandbox_id)

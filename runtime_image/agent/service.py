@@ -31,6 +31,8 @@ _log = structlog.get_logger()
 
 #: How long a start waits for the same session's earlier sandbox on this host to be gone.
 _PREDECESSOR_WAIT_S = 10.0
+#: Why the sandboxes of a host that may have been declared lost stand still.
+FENCE = "fence"
 
 
 class SandboxService:

@@ -315,6 +315,12 @@ class SessionActions:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def kill_left(self, group: KillGroup) -> None:
+        """Kill what a step left whose end nobody will record, and see its kill group off."""
+        group.kill()
+        if not group.remove():
+            self._leftover.append(group)
+
     def sweep_groups(self) -> None:
         """Remove the kill groups whose last process has ended since."""
         self._leftover = [group for group in self._leftover if not group.remove()]

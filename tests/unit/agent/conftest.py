@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from runtime_image.agent.adoption import Adopter
 from runtime_image.agent.ending import Ender
 from runtime_image.agent.events import Events
 from runtime_image.agent.fakes import FakeControl, FakeLink, FakeRuntime, ManualClock
@@ -21,7 +23,7 @@ from runtime_image.agent.keeper import Keeper
 from runtime_image.agent.layer_store import Stack
 from runtime_image.agent.link import GuestLink
 from runtime_image.agent.metering import UsageQueue
-from runtime_image.agent.ports import NoStore
+from runtime_image.agent.ports import DescriptorStore, NoStore
 from runtime_image.agent.room import HostLimits
 from runtime_image.agent.service import SandboxService
 from runtime_image.agent.starting import Starter
@@ -74,6 +76,8 @@ class Host:
     layers: FakeLayers = field(default_factory=FakeLayers)
     links: list[FakeLink] = field(default_factory=list)
     nudges: int = 0
+    store: DescriptorStore = field(default_factory=NoStore)
+    on_connect: Callable[[FakeLink], None] = lambda link: None
     capacity: Capacity = field(
         default_factory=lambda: Capacity(cpu_millis=1000, memory_mib=2048, disk_mib=4096, sandboxes=4)
     )
@@ -86,12 +90,14 @@ class Host:
             url=(self.blobs / f"{item.session}-{item.epoch}").as_uri()  # type: ignore[union-attr]
         )
         self.usage, self.events = UsageQueue(), Events(self.clock)
-        self.keeper = Keeper(NoStore())
+        self.keeper = Keeper(self.store)
         self.journals = Journals(self.root / "journals", self.control, UrlTransfer())
         layers: Any = self.layers
 
-        async def connect(sock: object) -> GuestLink:
+        async def connect(sock: socket.socket | None) -> GuestLink:
             link = FakeLink()
+            self.on_connect(link)
+            link.sock = sock
             self.links.append(link)
             return cast(GuestLink, link)
 
@@ -142,6 +148,18 @@ class Host:
             clock=self.clock,
             nudge=nudge,
         )
+        self.adopter = Adopter(
+            runtime=self.runtime,
+            service=self.service,
+            incarnator=self.incarnator,
+            warm=self.warm,
+            keeper=self.keeper,
+            journals=self.journals,
+            layers=layers,
+            connect=connect,
+            clock=self.clock,
+        )
+        self.go_on = self.adopter.go_on
 
     def spec(self, session: str = "ses_1", epoch: int = 1, **fields: Any) -> SandboxStart:
         """What the control plane would ask."""

@@ -68,6 +68,7 @@ class Beating:
             runtime=self.host.runtime,
             tokens=self.tokens,
             clock=self.host.clock,
+            go_on=self.host.go_on,
         )
 
     def order(self, **orders: Any) -> None:

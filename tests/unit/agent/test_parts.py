@@ -16,6 +16,7 @@ from runtime_image.agent import id_stretch
 from runtime_image.agent.actions.shrink import shrink_action, shrink_observation
 from runtime_image.agent.actions.text import to_bytes, to_text, whole_utf8
 from runtime_image.agent.errors import STATUS, error_response
+from runtime_image.agent.fakes import MemoryStore
 from runtime_image.agent.http.streams import replayed_events
 from runtime_image.agent.keeper import About, Keeper
 from runtime_image.agent.transfer import TransferError, UrlTransfer
@@ -110,29 +111,11 @@ def test_homes_never_share_ids(tmp_path: Path) -> None:
     assert id_stretch.claim(homes[2], registry) == first[2]
 
 
-class _Store:
-    """Keeps duplicates of descriptors, as the holder does."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, int] = {}
-
-    def put(self, name: str, fd: int) -> None:
-        self.drop(name)
-        self.kept[name] = os.dup(fd)
-
-    def get_all(self) -> dict[str, int]:
-        return {name: os.dup(fd) for name, fd in self.kept.items()}
-
-    def drop(self, name: str) -> None:
-        if name in self.kept:
-            os.close(self.kept.pop(name))
-
-
 def test_what_is_kept_is_found_again_without_touching_the_disk(tmp_path: Path) -> None:
     """Descriptions may change, also to shorter ones; what has no socket or cannot be read is dropped."""
     import socket
 
-    store = _Store()
+    store = MemoryStore()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     keeper = Keeper(store)
     keeper.keep_session("sbx_1", ours, About(layers=[], warm=True, acknowledged=False))
