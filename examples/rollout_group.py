@@ -85,6 +85,12 @@ async def play(box: AsyncSession, number: int) -> Rollout:
     return rollout
 
 
+async def played(box: AsyncSession, number: int) -> Rollout:
+    """Play, then end the session at once: on a full machine the group's queued ones take its place."""
+    async with box:
+        return await play(box, number)
+
+
 async def main(image: str = "toolz:1.2.0", count: int = 32) -> list[Rollout]:
     """Prepare one session, fork it `count` times (half of them warm beforehand), let an agent play in each."""
     async with AsyncShoal() as shoal:
@@ -94,7 +100,7 @@ async def main(image: str = "toolz:1.2.0", count: int = 32) -> list[Rollout]:
         asked = {"cpu_millis": 1000, "memory_mib": 256, "pids": 64, "disk_mib": 256}
         await shoal.pools.prepare(sandboxes=count // 2, snapshot=snapshot, resources=asked)
         async with await shoal.sessions(snapshot=snapshot, count=count, run="demo", resources=asked) as group:
-            return await asyncio.gather(*(play(box, number) for number, box in enumerate(group)))
+            return await asyncio.gather(*(played(box, number) for number, box in enumerate(group)))
 
 
 if __name__ == "__main__":
