@@ -46,6 +46,17 @@ class Body:
         """What the client library sends."""
         return self.held if self.held is not None else self._chunks()
 
+    async def whole(self) -> bytes | None:
+        """All of it in memory; None when it was streamed to somebody already.
+
+        Raises:
+            ShoalError: PAYLOAD_TOO_LARGE.
+            ClientGone: The caller hung up.
+        """
+        if self.held is None and not self._begun:
+            self.held = b"".join([chunk async for chunk in self._chunks()])
+        return self.held
+
     async def _chunks(self) -> AsyncIterator[bytes]:
         self._begun = True
         message = self._first

@@ -12,7 +12,8 @@ from typing import Protocol
 
 import aiohttp
 import structlog
-from starlette.datastructures import QueryParams
+from pydantic import ValidationError
+from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
 from api import calls
@@ -26,9 +27,10 @@ from api.settings import ApiSettings
 from api.upstream import BROKEN, Failure, Unreachable, Upstream, broken_off, error_of, harmless, is_stale
 from provisioner.auth import Principal
 from provisioner.sessions import Location
-from shoal.contract.actions import ActionRecord
+from shoal.contract.actions import ActionList, ActionRecord, ActionRequest
 from shoal.contract.base import MAX_WAIT_S, SessionId, whole_number
 from shoal.contract.errors import ErrorCode, ShoalError, invalid
+from shoal.contract.streams import replayed_events, resume_offsets
 
 log = structlog.get_logger("api.relay")
 
@@ -56,6 +58,15 @@ class Archive(Protocol):
 
         Raises:
             ShoalError: NOT_FOUND.
+        """
+
+    async def replay(
+        self, who: Principal, location: Location, asked: ActionRequest
+    ) -> ActionRecord | ActionList | None:
+        """What a request that was made before was answered; None when it was not.
+
+        Raises:
+            ShoalError: ACTION_CONFLICT, SESSION_NOT_READY.
         """
 
     def trajectory(self, who: Principal, location: Location, after_seq: int) -> AsyncIterator[bytes]:
@@ -94,7 +105,7 @@ class Relay:
         try:
             await self._carry(call, caller, scope, body, receive, send)
         except Ended as ended:
-            await self._from_archive(call, caller, ended, scope, send)
+            await self._from_archive(call, caller, ended, scope, body, send)
 
     async def _body(self, call: Call, scope: Scope, receive: Receive) -> Body:
         if scope["method"] in _NO_BODY:
@@ -199,17 +210,23 @@ class Relay:
             gone.cancel()
 
     async def _from_archive(
-        self, call: Call, caller: Principal, ended: Ended, scope: Scope, send: Send
+        self, call: Call, caller: Principal, ended: Ended, scope: Scope, body: Body, send: Send
     ) -> None:
-        if call.operation.kind is Kind.ACTION:
+        if call.operation.kind is Kind.ACT:
+            await self._replay(caller, ended, body, send)
+        elif call.operation.kind is Kind.ACTION:
             record = await self._archive.action(caller, ended.location, call.action)
             content = record.model_dump_json().encode()
             await _send_whole(content, "application/json", send)
         elif call.operation.kind is Kind.STREAM:
-            # Nothing comes any more: the end, whose record has all of the output that was kept.
+            # Nothing comes any more: what was kept of the output, from where the reader was, and the end.
+            stdout, stderr = resume_offsets(
+                Headers(scope=scope).get("last-event-id"),
+                QueryParams(scope["query_string"]).get("last_event_id"),
+            )
             record = await self._archive.action(caller, ended.location, call.action)
-            event = f"event: exit\ndata: {record.model_dump_json()}\n\n".encode()
-            await _send_whole(event, "text/event-stream", send)
+            events = replayed_events(record.model_dump_json().encode(), stdout, stderr)
+            await _send_whole(b"".join(events), "text/event-stream", send)
         elif call.operation.kind is Kind.TRAJECTORY:
             after = whole_number(QueryParams(scope["query_string"]).get("after_seq", "0"))
             if after is None:
@@ -218,6 +235,28 @@ class Relay:
             await _send_lines(lines, send)
         else:
             raise ended.refusal()
+
+    async def _replay(self, caller: Principal, ended: Ended, body: Body, send: Send) -> None:
+        """Answer a step that was made before the session ended, as its host did."""
+        try:
+            content = await body.whole()
+        except ClientGone:
+            return
+        if content is None:
+            # It was streamed to a host that had ended the session. Sent anew, it comes here at once.
+            raise ShoalError(
+                ErrorCode.SESSION_NOT_READY,
+                f"session {ended.location.session} has just ended; repeat the request under the same id",
+                retry_after_s=0.1,
+            )
+        try:
+            asked = ActionRequest.model_validate_json(content)
+        except ValidationError:
+            raise ended.refusal() from None
+        told = await self._archive.replay(caller, ended.location, asked)
+        if told is None:
+            raise ended.refusal()
+        await _send_whole(told.model_dump_json().encode(), "application/json", send)
 
 
 def _wait_s(call: Call, scope: Scope, body: Body) -> float:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import zstandard
@@ -25,25 +26,43 @@ _PIECE_BYTES = 65_536
 _UNPACKED_BYTES = 1 << 20
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A record, and what tells its action from others of the same id (`shoal.contract.identity.digest`); empty where
+    the journal does not tell."""
+
+    record: ActionRecord
+    sha: str
+
+
 class Journals:
     """Reads the flushed journals of ended sessions and of earlier epochs."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
 
-    async def find(self, session: SessionId, epochs: Sequence[int], action: str) -> ActionRecord | None:
-        """The newest record of an action; None when there is none.
+    async def find(
+        self, session: SessionId, epochs: Sequence[int], actions: Collection[str]
+    ) -> dict[str, Kept]:
+        """The newest record of each of these actions, by their ids; those that have none are left out.
 
         Args:
             epochs: The session's epochs whose journals are in the blob store.
         """
         floors = await self._floors(session, epochs)
+        wanted = set(actions)
+        found: dict[str, Kept] = {}
         for epoch in sorted(epochs, reverse=True):
             async for line in self._epoch(session, epoch):
                 fields = json.loads(line)
-                if fields["id"] == action:
-                    return _record(fields, floors.get(epoch))
-        return None
+                if fields["id"] in wanted:
+                    wanted.discard(fields["id"])
+                    found[fields["id"]] = Kept(
+                        record=_record(fields, floors.get(epoch)), sha=fields.get("sha", "")
+                    )
+                if not wanted:
+                    return found
+        return found
 
     async def lines(
         self, session: SessionId, epochs: Sequence[int], *, after_seq: int = 0

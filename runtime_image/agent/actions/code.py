@@ -10,9 +10,9 @@ from runtime_image.agent.actions.context import Bench
 from runtime_image.agent.actions.files import operate
 from runtime_image.agent.actions.processes import Ended, fill, process_id, start_and_wait
 from runtime_image.agent.actions.run import ActionRun
-from runtime_image.agent.actions.text import to_bytes
 from runtime_image.agent.link import CodeSpec, LinkError, ProcessSpec
 from shoal.contract.actions import CompileStep, FileError, RunCode, RunCodeObservation
+from shoal.contract.text import to_bytes
 
 #: Where programs are put, one directory a step, removed after it.
 _SCRATCH: Final = "/tmp"

@@ -13,7 +13,6 @@ from typing import Any, Final, Literal
 from runtime_image.agent.actions.context import Bench
 from runtime_image.agent.actions.processes import group_name
 from runtime_image.agent.actions.run import ActionRun
-from runtime_image.agent.actions.text import to_bytes, to_text
 from runtime_image.agent.link import OperationError
 from shoal.contract.actions import (
     EditFile,
@@ -31,6 +30,7 @@ from shoal.contract.actions import (
     WriteFile,
     WriteFileObservation,
 )
+from shoal.contract.text import to_bytes, to_text
 
 Kind = Literal["file", "directory", "symlink", "fifo", "socket", "device"]
 _KINDS: Final[dict[str, Kind]] = {

@@ -10,7 +10,6 @@ from runtime_image.agent.actions.diff import run_diff
 from runtime_image.agent.actions.files import edit_file, list_files, read_file, search, write_file
 from runtime_image.agent.actions.processes import fill, finish, process_id, run_exec, timeout_of
 from runtime_image.agent.actions.run import ActionRun
-from runtime_image.agent.actions.text import to_bytes
 from runtime_image.agent.link import GuestProcess
 from shoal.contract.actions import (
     Action,
@@ -28,6 +27,7 @@ from shoal.contract.actions import (
     WriteFile,
 )
 from shoal.contract.errors import ErrorCode, ShoalError, invalid
+from shoal.contract.text import to_bytes
 
 
 def check_action(action: Action) -> None:

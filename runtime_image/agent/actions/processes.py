@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from runtime_image.agent import crash
 from runtime_image.agent.actions.context import Bench
 from runtime_image.agent.actions.run import ActionRun
-from runtime_image.agent.actions.text import to_bytes, to_text, whole_utf8
 from runtime_image.agent.link import CodeSpec, GuestProcess, OutputTap, ProcessExit, ProcessSpec, SpawnError
 from shoal.contract.actions import DEFAULT_TIMEOUT_S, Encoding, Exec, ExecObservation, FileError
+from shoal.contract.text import to_bytes, to_text, whole_utf8
 
 #: How long the guest may take to report the end of what was killed; after that the output so far is taken.
 _KILL_REPORT_S = 2.0

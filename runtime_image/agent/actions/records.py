@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from runtime_image.agent.actions.redact import digest, kept_json
 from runtime_image.agent.journal.file import Journal, record_json
 from runtime_image.agent.journal.history import History, with_fields
 from shoal.contract.actions import Action, ActionRecord
 from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.identity import digest, kept_json
 from shoal.contract.states import ActionStatus
 
 

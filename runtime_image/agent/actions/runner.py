@@ -11,7 +11,6 @@ import structlog
 from runtime_image.agent import crash
 from runtime_image.agent.actions.lane import Lane
 from runtime_image.agent.actions.records import Records, Replay, check_same
-from runtime_image.agent.actions.redact import kept_json
 from runtime_image.agent.actions.run import ActionRun, Batch, KillReason
 from runtime_image.agent.actions.shrink import (
     JOURNAL_LIMIT_BYTES,
@@ -27,6 +26,7 @@ from runtime_image.agent.ports import KillGroup
 from runtime_image.agent.sandboxes import SandboxRuntimeError
 from shoal.contract.actions import Action, ExecObservation, Observation
 from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.identity import kept_json
 from shoal.contract.states import ActionStatus
 
 _log = structlog.get_logger()

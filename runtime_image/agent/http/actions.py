@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -16,11 +16,10 @@ from runtime_image.agent.actions.processes import ExecSoFar
 from runtime_image.agent.actions.records import Replay
 from runtime_image.agent.actions.run import ActionRun
 from runtime_image.agent.actions.runner import SessionActions
-from runtime_image.agent.actions.text import to_bytes
 from runtime_image.agent.errors import error_response
 from runtime_image.agent.hosted import Hosted
 from runtime_image.agent.http.guard import guarded, json_response, number, read_body, read_model, wait_s
-from runtime_image.agent.http.streams import replayed_events, run_events
+from runtime_image.agent.http.streams import run_events
 from runtime_image.agent.link import LinkClosedError, LinkError
 from runtime_image.agent.tokens import require_session
 from shoal.contract.actions import (
@@ -30,9 +29,11 @@ from shoal.contract.actions import (
     StdinWrite,
     TtyResize,
 )
-from shoal.contract.base import new_id, whole_number
+from shoal.contract.base import new_id
 from shoal.contract.errors import ErrorCode, ErrorDetail, ShoalError, invalid
 from shoal.contract.states import ActionStatus
+from shoal.contract.streams import replayed_events, resume_offsets
+from shoal.contract.text import to_bytes
 
 if TYPE_CHECKING:
     from runtime_image.agent.service import SandboxService
@@ -105,7 +106,13 @@ class ActionRoutes:
     async def _post_list(
         self, hosted: Hosted, id: str, wanted: Sequence[Action], asked: ActionRequest
     ) -> Response:
-        actions = actions_of(hosted)
+        try:
+            actions = actions_of(hosted)
+        except ShoalError:
+            told = await _recorded_list(hosted, id, wanted, keep_going=asked.keep_going)
+            if told is None:
+                raise
+            return json_response(_list(id, ActionStatus.DONE, told, len(wanted) - len(told)))
         taken = await actions.submit_list(id, wanted, parallel=asked.parallel, keep_going=asked.keep_going)
         deadline = asyncio.get_running_loop().time() + asked.wait_s
         for run in taken:
@@ -125,13 +132,8 @@ class ActionRoutes:
                 finished = False
         skipped = len(wanted) - len(records) if finished else 0
         status = ActionStatus.DONE if finished else ActionStatus.RUNNING
-        body = (
-            f'{{"id":"{id}","status":"{status.value}","skipped":{skipped},"actions":['.encode()
-            + b",".join(records)
-            + b"]}"
-        )
         crash.passing("before_reply")
-        return json_response(body, 200 if finished else 202)
+        return json_response(_list(id, status, records, skipped), 200 if finished else 202)
 
     async def get(self, request: Request) -> Response:
         """Where a step is; what it printed so far, from the offsets given."""
@@ -157,8 +159,9 @@ class ActionRoutes:
             return await self.get(request)
         hosted = self.hosted(request, write=False)
         id = request.path_params["action"]
-        resume = request.headers.get("last-event-id") or request.query_params.get("last_event_id") or "0-0"
-        stdout, stderr = _offsets(resume)
+        stdout, stderr = resume_offsets(
+            request.headers.get("last-event-id"), request.query_params.get("last_event_id")
+        )
         run = hosted.actions.get(id) if hosted.actions is not None else None
         if run is not None:
             events = run_events(run, lambda: _record(hosted, run), stdout, stderr)
@@ -166,7 +169,7 @@ class ActionRoutes:
             replay = await _recorded(hosted, id, None)
             if replay is None:
                 raise _no_action(id)
-            events = replayed_events(replay.record, stdout, stderr)
+            events = _each(replayed_events(replay.record, stdout, stderr))
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
@@ -271,15 +274,40 @@ async def _recorded(hosted: Hosted, id: str, action: Action | None) -> Replay | 
     """What is recorded of a step, also of a sandbox that has ended."""
     if action is None:
         return await hosted.records.find(id)
-    if hosted.rewound:
+    if hosted.rewound and not hosted.over:
         return None
     _, sha = hosted.records.digest(action)
     replay = await hosted.records.find(id, sha=sha)
     return replay if replay is not None and replay.status is ActionStatus.DONE else None
 
 
+async def _recorded_list(
+    hosted: Hosted, id: str, wanted: Sequence[Action], *, keep_going: bool
+) -> list[bytes] | None:
+    """The records of a list that came to its end; None when it did not."""
+    records: list[bytes] = []
+    for n, action in enumerate(wanted):
+        replay = await _recorded(hosted, f"{id}.{n}", action)
+        if replay is None:
+            return None
+        records.append(replay.record)
+        if replay.failed and not keep_going:
+            break
+    return records
+
+
+def _list(id: str, status: ActionStatus, records: Sequence[bytes], skipped: int) -> bytes:
+    head = f'{{"id":"{id}","status":"{status.value}","skipped":{skipped},"actions":['
+    return head.encode() + b",".join(records) + b"]}"
+
+
 def _no_action(id: str) -> ShoalError:
     return ShoalError(ErrorCode.NOT_FOUND, f"There is no action {id} in this session.")
+
+
+async def _each(events: Iterator[bytes]) -> AsyncIterator[bytes]:
+    for event in events:
+        yield event
 
 
 async def _wait(run: ActionRun, timeout_s: float, *, settled: bool = False) -> None:
@@ -328,11 +356,3 @@ def _record(
         replayed=replayed,
     )
     return record[:-1] + f',"stdout_offset":{so_far.stdout},"stderr_offset":{so_far.stderr}}}'.encode()
-
-
-def _offsets(raw: str) -> tuple[int, int]:
-    out, _, err = raw.partition("-")
-    stdout, stderr = whole_number(out), whole_number(err)
-    if stdout is None or stderr is None:
-        raise invalid("header.last-event-id", "is not an id of this stream")
-    return stdout, stderr

@@ -200,3 +200,42 @@ async def test_the_cleanup_command_leaves_nothing_of_a_killed_host(
     assert await cleaning.wait() == 0
     assert list((agent.home / "runtime" / "sandboxes").iterdir()) == []
     assert str(root) not in Path("/proc/mounts").read_text()
+
+
+async def test_what_was_recorded_is_answered_by_a_sandbox_that_has_ended(
+    control: Control, root: Path, shared: Path, source: SandboxSource
+) -> None:
+    """Steps and lists that came to their end are replayed; what was not made, or cut off, is refused; another action
+    under the id is a conflict."""
+    ok: dict[str, Any] = {"type": "exec", "command": "echo ok"}
+    bad: dict[str, Any] = {"type": "exec", "command": "exit 3"}
+    async with running_agent(control, root / "h", **options(shared)) as agent:
+        box = await agent.create(source)
+        requests: list[dict[str, Any]] = [
+            {"id": "one", "action": ok},
+            {"id": "all", "actions": [ok, ok]},
+            {"id": "stops", "actions": [ok, bad, ok]},
+            {"id": "goes-on", "actions": [ok, bad, ok], "keep_going": True},
+        ]
+        before = [await box.post(**request) for request in requests]
+        await box.delete()
+        for request, (status, answer) in zip(requests, before, strict=True):
+            assert status == 200
+            records = answer.get("actions", [answer])
+            again_status, again = await box.post(**request)
+            assert again_status == 200
+            replayed = again.get("actions", [again])
+            assert all(record["replayed"] for record in replayed)
+            assert [one | {"replayed": False} for one in replayed] == records
+            assert again.get("skipped") == answer.get("skipped")
+        for request in (
+            {"id": "two", "action": ok},
+            {"id": "more", "actions": [ok]},
+            {"id": "all", "actions": [ok, ok, ok]},
+            {"action": ok},
+        ):
+            status, answer = await box.post(**request)
+            assert (status, answer["error"]["code"]) == (410, "session_ended")
+        for request in ({"id": "one", "action": bad}, {"id": "all", "actions": [ok, bad]}):
+            status, answer = await box.post(**request)
+            assert (status, answer["error"]["code"]) == (409, "action_conflict")

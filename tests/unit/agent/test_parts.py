@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from runtime_image.agent import id_stretch
 from runtime_image.agent.actions.shrink import shrink_action, shrink_observation
-from runtime_image.agent.actions.text import to_bytes, to_text, whole_utf8
 from runtime_image.agent.errors import STATUS, error_response
 from runtime_image.agent.fakes import MemoryStore
-from runtime_image.agent.http.streams import replayed_events
 from runtime_image.agent.keeper import About, Keeper
 from runtime_image.agent.transfer import TransferError, UrlTransfer
 from shoal.contract.actions import ActionRecord, Exec, ExecObservation, WriteFile
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.host import Url
 from shoal.contract.states import ActionStatus
+from shoal.contract.streams import replayed_events
+from shoal.contract.text import to_bytes, to_text, whole_utf8
 
 
 @given(st.binary(max_size=200))
@@ -43,10 +43,8 @@ def test_a_character_is_never_split(text: str, cut: int) -> None:
     data[:whole].decode()
 
 
-async def _events(record: ActionRecord, stdout: int = 0) -> list[tuple[str, dict[str, object]]]:
-    raw = b"".join(
-        [event async for event in replayed_events(record.model_dump_json().encode(), stdout, 0)]
-    ).decode()
+def _events(record: ActionRecord, stdout: int = 0) -> list[tuple[str, dict[str, object]]]:
+    raw = b"".join(replayed_events(record.model_dump_json().encode(), stdout, 0)).decode()
     events = []
     for block in raw.strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines())
@@ -54,7 +52,7 @@ async def _events(record: ActionRecord, stdout: int = 0) -> list[tuple[str, dict
     return events
 
 
-async def test_a_recorded_step_streams_with_its_hole() -> None:
+def test_a_recorded_step_streams_with_its_hole() -> None:
     """Head and tail come with their offsets and what was dropped between them; a resume goes on inside either."""
     seen = ExecObservation(
         exit_code=0, stdout="01234" + "56789", stdout_bytes=100, stdout_dropped_bytes=90, truncated=True
@@ -66,14 +64,14 @@ async def test_a_recorded_step_streams_with_its_hole() -> None:
         observation=seen,
         action=Exec(command="x", output_limit_bytes=10),
     )
-    chunks = [data for kind, data in await _events(record) if kind == "stdout"]
+    chunks = [data for kind, data in _events(record) if kind == "stdout"]
     assert [(one["data"], one["offset"], one["dropped_bytes"]) for one in chunks] == [
         ("01234", 0, 0),
         ("56789", 95, 90),
     ]
-    chunks = [data for kind, data in await _events(record, 97) if kind == "stdout"]
+    chunks = [data for kind, data in _events(record, 97) if kind == "stdout"]
     assert [(one["data"], one["offset"]) for one in chunks] == [("789", 97)]
-    assert [kind for kind, _ in await _events(record, 100)] == ["exit"]
+    assert [kind for kind, _ in _events(record, 100)] == ["exit"]
 
 
 def test_crash_points_are_refused_outside_tests() -> None:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from provisioner.auth import Principal
 from provisioner.sessions import Location
-from shoal.contract.actions import ActionRecord
+from shoal.contract.actions import ActionList, ActionRecord, ActionRequest
 from shoal.contract.base import HostId, KeyId, SessionId, TenantId
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.sessions import End
@@ -72,6 +72,11 @@ class FakeArchive:
             return self.records[(location.session, action)]
         except KeyError:
             raise ShoalError(ErrorCode.NOT_FOUND, f"no action {action}") from None
+
+    async def replay(
+        self, who: Principal, location: Location, asked: ActionRequest
+    ) -> ActionRecord | ActionList | None:
+        return self.records.get((location.session, asked.id or ""))
 
     async def trajectory(self, who: Principal, location: Location, after_seq: int) -> AsyncIterator[bytes]:
         if self.refusal is not None:

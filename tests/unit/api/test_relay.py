@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -249,10 +250,84 @@ async def test_an_ended_session_is_read_from_its_journal(house: House) -> None:
     assert ActionRecord.model_validate_json(response.content).seq == 1
     assert (await house.client.get(f"{ACTIONS}/nothing")).status_code == 404
     stream = (await house.client.get(f"{ACTIONS}/a1/stream")).text
-    assert stream.startswith("event: exit\ndata: {")
-    assert ActionRecord.model_validate_json(stream.splitlines()[1].removeprefix("data: ")).seq == 1
+    assert ActionRecord.model_validate_json(stream.splitlines()[-2].removeprefix("data: ")).seq == 1
     response = await house.client.get(f"/v1/sessions/{SESSION}/trajectory?after_seq=1")
     assert [ActionRecord.model_validate_json(line).seq for line in response.text.splitlines()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("headers", "query", "expected"),
+    [
+        ({}, "", ["stdout 3-0", "stderr 3-3", "exit 3-3"]),
+        ({"last-event-id": "2-0"}, "", ["stdout 3-0", "stderr 3-3", "exit 3-3"]),
+        ({"last-event-id": "3-0"}, "", ["stderr 3-3", "exit 3-3"]),
+        ({}, "?last_event_id=3-1", ["stderr 3-3", "exit 3-3"]),
+        ({"last-event-id": "3-3"}, "?last_event_id=0-0", ["exit 3-3"]),
+    ],
+)
+async def test_the_stream_of_an_ended_sessions_action_is_the_one_that_its_host_would_send(
+    house: House, headers: dict[str, str], query: str, expected: list[str]
+) -> None:
+    """All of the output that was kept, from where the reader was, each event with an id to resume by; then the end."""
+    house.locator.places[SESSION] = [ended(SESSION)]
+    seen = ExecObservation(exit_code=0, stdout="out", stderr="err", stdout_bytes=3, stderr_bytes=3)
+    record = _record(1).model_copy(update={"observation": seen})
+    house.archive.records[(SESSION, "a1")] = record
+    response = await house.client.get(f"{ACTIONS}/a1/stream{query}", headers=headers)
+    assert response.headers["content-type"] == "text/event-stream"
+    blocks = [
+        dict(line.split(": ", 1) for line in block.splitlines())
+        for block in response.text.strip().split("\n\n")
+    ]
+    assert [f"{block['event']} {block['id']}" for block in blocks] == expected
+    assert ActionRecord.model_validate_json(blocks[-1]["data"]) == record
+    started = [int(part) for part in (headers.get("last-event-id") or query[-3:] or "0-0").split("-")]
+    told = {block["event"]: json.loads(block["data"])["data"] for block in blocks[:-1]}
+    assert told.get("stdout", "") == "out"[started[0] :]
+    assert told.get("stderr", "") == "err"[started[1] :]
+
+
+async def test_a_stream_is_not_resumed_at_what_is_no_id(house: House) -> None:
+    """Also of an ended session: 422 with the header's name."""
+    house.locator.places[SESSION] = [ended(SESSION)]
+    house.archive.records[(SESSION, "a1")] = _record(1)
+    for wrong in ("x", "1", "-1-0", "1-2-3"):
+        response = await house.client.get(f"{ACTIONS}/a1/stream", headers={"last-event-id": wrong})
+        assert response.status_code == 422
+        assert response.json()["error"]["details"]["fields"][0]["path"] == "header.last-event-id"
+
+
+async def test_a_recorded_step_is_answered_after_the_session_ended(house: House) -> None:
+    """The archive's record, whether the route was known or not; what it does not have is refused with the cause."""
+    house.archive.records[(SESSION, "a1")] = _record(1)
+    asked = {"id": "a1", "action": {"type": "exec", "command": "true"}}
+    assert (await house.client.post(ACTIONS, json=asked)).status_code == 200
+    house.agent.otherwise = fails(ShoalError(ErrorCode.SESSION_ENDED, "it ended"), 410)
+    house.locator.places[SESSION] = [ended(SESSION)]
+    for _ in range(2):
+        response = await house.client.post(ACTIONS, json=asked)
+        assert response.status_code == 200
+        assert ActionRecord.model_validate_json(response.content).seq == 1
+        response = await house.client.post(ACTIONS, json={**asked, "id": "a2"})
+        assert (response.status_code, code_of(response)) == (410, "session_ended")
+
+
+async def test_a_large_step_that_was_streamed_to_a_host_that_ended_it_is_asked_for_again() -> None:
+    """Its body is gone, so that the archive cannot be asked; sent anew it is answered."""
+    async with open_house(ApiSettings(buffer_body_bytes=64)) as house:
+        house.archive.records[(SESSION, "a1")] = _record(1)
+        asked = json.dumps({"id": "a1", "action": {"type": "exec", "command": "x" * 5000}}).encode()
+        house.agent.otherwise = fails(ShoalError(ErrorCode.SESSION_ENDED, "it ended"), 410)
+        house.locator.places[SESSION] = [running(SESSION, house.agent.address), ended(SESSION)]
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield asked[:100]
+            yield asked[100:]
+
+        response = await house.client.post(ACTIONS, content=chunks())
+        assert (response.status_code, code_of(response)) == (409, "session_not_ready")
+        response = await house.client.post(ACTIONS, content=chunks())
+        assert response.status_code == 200
 
 
 async def test_a_trajectory_that_cannot_be_told_yet_is_an_error_and_not_half_an_answer(house: House) -> None:

@@ -73,13 +73,11 @@ async def test_steps_that_a_rewind_undid_are_rolled_back() -> None:
 async def test_the_newest_record_of_an_id_counts() -> None:
     """An id that ran anew after a rewind answers what it did then; one that did not, the older record."""
     found = await journals([line(1, 1, "a"), line(1, 2, "b")], [line(2, 3, "b", restored_seq=0)])
-    newest = await found.find(SESSION, [1, 2], "b")
-    assert newest is not None
-    assert (newest.epoch, newest.status) == (2, ActionStatus.DONE)
-    lost = await found.find(SESSION, [1, 2], "a")
-    assert lost is not None
-    assert lost.status is ActionStatus.ROLLED_BACK
-    assert await found.find(SESSION, [1, 2], "nothing") is None
+    kept = await found.find(SESSION, [1, 2], ["a", "b", "nothing"])
+    newest = kept["b"].record
+    assert (newest.epoch, newest.status, kept["b"].sha) == (2, ActionStatus.DONE, "00")
+    assert kept["a"].record.status is ActionStatus.ROLLED_BACK
+    assert "nothing" not in kept
 
 
 async def test_lines_larger_than_any_piece_are_put_together() -> None:
