@@ -246,3 +246,54 @@ def test_replace_throws_the_sandbox_away_and_says_what_is_lost(client: httpx.Cli
     record = exec_(client, session, "echo x > /f", id="w")
     assert (record["epoch"], record["replayed"]) == (2, False)
     assert record["seq"] > 1
+
+
+def test_recorded_steps_and_streams_are_answered_alike_while_a_session_ends_and_after(
+    client: httpx.Client,
+) -> None:
+    """At every moment from the delete on: the same record, list and stream as the host told; nothing runs anew."""
+    id = client.post("/v1/sessions", json={"image": "minimal:1"}).json()["id"]
+    url = f"/v1/sessions/{id}/actions"
+    one = {"id": "one", "action": {"type": "exec", "command": "echo out; echo err >&2", "env": {"KEY": "v"}}}
+    many = {"id": "many", "actions": [{"type": "exec", "command": f"exit {n}"} for n in (0, 1, 2)]}
+    first = [client.post(url, json=body).json() for body in (one, many)]
+    assert (len(first[1]["actions"]), first[1]["skipped"]) == (2, 1)
+    stream = client.get(f"{url}/one/stream").text
+
+    def compare() -> None:
+        for body, told in zip((one, many), first, strict=True):
+            response = client.post(url, json=body)
+            assert response.status_code == 200, response.text
+            again = response.json()
+            assert again.get("skipped") == told.get("skipped")
+            for record, before in zip(
+                again.get("actions", [again]), told.get("actions", [told]), strict=True
+            ):
+                assert record["replayed"]
+                assert {**ActionRecord.model_validate(record).model_dump(), "replayed": False} == {
+                    **ActionRecord.model_validate(before).model_dump()
+                }
+        answer = client.get(f"{url}/one/stream").text
+        events, expected = (
+            [block for block in text.split("\n\n") if block.startswith("event: std")]
+            for text in (answer, stream)
+        )
+        assert events == expected
+        assert len(events) == 2
+
+    compare()
+    client.delete(f"/v1/sessions/{id}")
+    compare()
+    assert client.delete(f"/v1/sessions/{id}", params={"wait_s": 20}).json()["state"] == "ended"
+    compare()
+    response = client.post(url, json={"id": "two", "action": {"type": "exec", "command": "true"}})
+    assert (response.status_code, response.json()["error"]["code"]) == (410, "session_ended")
+
+
+def test_unknown_query_parameters_are_refused_and_nothing_is_done(client: httpx.Client, session: str) -> None:
+    """A misspelt `mode` writes no file."""
+    url = f"/v1/sessions/{session}/files"
+    response = client.put(url, params={"path": "/tmp/f", "mdoe": "755"}, content=b"x")
+    assert response.status_code == 422
+    assert response.json()["error"]["details"]["fields"][0]["path"] == "query.mdoe"
+    assert client.get(url, params={"path": "/tmp/f"}).status_code == 404
