@@ -4,8 +4,36 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
+from typing import Any, TextIO
 
 import structlog
+
+
+class _Line:
+    """Writes an event's line. A log that cannot be written, as on a full disk, is no reason to end or to refuse."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def msg(self, message: str) -> None:
+        try:
+            # In one piece, so that what a full disk cuts is one line.
+            self._stream.write(message + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            pass
+
+    debug = info = warning = error = critical = exception = log = msg
+
+
+def lines_to(stream: TextIO) -> Callable[..., Any]:
+    """What structlog makes its loggers with."""
+
+    def logger(*_: object) -> _Line:
+        return _Line(stream)
+
+    return logger
 
 
 def configure(level: str = "info") -> None:
@@ -19,7 +47,7 @@ def configure(level: str = "info") -> None:
     structlog.configure(
         processors=[*shared, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lines_to(sys.stderr),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)

@@ -106,7 +106,8 @@ def extract(request: dict[str, Any], sink: Sink, source: Source) -> dict[str, An
                 full = os.path.join(path, member.name)
                 os.chmod(full, member.mode & 0o7777)
                 _set_time(member, full)
-    except (tarfile.TarError, EOFError) as err:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as err:
+        # The last two are what a header's numbers can be: no numbers, or of no time there is.
         raise bad(f"not a tar that can be unpacked: {err}") from None
     while source.read(PIECE):
         # Padding behind the archive's end.

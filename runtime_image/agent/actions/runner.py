@@ -257,7 +257,8 @@ class SessionActions:
                 run.entry, status=status, body=recorded or body, at=self._clock.now(), is_error=is_error
             )
         except OSError as error:
-            # The caller is told what is true; a repeat after a restart will be told that it is not known.
+            # Who waits is told what is true; a repeat will be told that it is not known, and never that it runs still.
+            run.entry.status = ActionStatus.UNKNOWN
             _log.error("journal.write_failed", session_id=self._session, epoch=self._epoch, errno=error.errno)
         crash.passing("after_result")
         self.performed += 1

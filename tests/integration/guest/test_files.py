@@ -382,6 +382,48 @@ async def test_a_tar_that_leads_out_is_refused(box: Box, place: Path, name: str)
     assert not (place / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"mtime": "\u00b2"},
+        {"mtime": "9" * 5000},
+        {"mtime": "9" * 30},
+        {"GNU.sparse.map": "a,b"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"},
+    ],
+)
+async def test_a_tar_whose_numbers_are_none_is_refused_as_a_tar(
+    box: Box, place: Path, headers: dict[str, str]
+) -> None:
+    """Nonsense in an extended header is the archive's fault, told as EINVAL, and never an error of the guest's."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("f")
+        member.size, member.pax_headers = 1, headers
+        archive.addfile(member, io.BytesIO(b"x"))
+    async with await box.link.open_write_tar(str(place / "t")) as writer:
+        await writer.write(buffer.getvalue())
+        with pytest.raises(FileError, match="not a tar") as refused:
+            await writer.commit()
+    assert refused.value.errno_name == "EINVAL"
+
+
+async def test_set_id_bits_outlast_the_write(box: Box, place: Path) -> None:
+    """A write takes set-id bits off a file; the mode that was asked for is the one it has in the end."""
+    await do(box, "write", place / "f", content=b"x" * 100_000, mode=0o6755)
+    assert stat.S_IMODE((place / "f").stat().st_mode) == 0o6755
+    await do(box, "write", place / "f", content=b"y")
+    assert stat.S_IMODE((place / "f").stat().st_mode) == 0o6755
+
+
+@pytest.mark.parametrize("owner", ["nosuch", "9" * 5000, "-1", "0:nosuch", "\u00b2"])
+async def test_an_owner_that_is_none_leaves_nothing_beside(box: Box, place: Path, owner: str) -> None:
+    """A write that is refused for its owner leaves no name, not even one aside."""
+    refused = await do(box, "write", place / "f", content=b"x", owner=owner)
+    assert set(refused) == {"error"}, refused
+    assert os.listdir(place) == []
+
+
 async def test_what_is_no_tar_is_refused(box: Box, place: Path) -> None:
     """Noise and a tar that breaks off are file errors."""
     for content in (os.urandom(5000), b"", b"x" * 512):

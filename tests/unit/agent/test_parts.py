@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from runtime_image.agent.actions.shrink import shrink_action, shrink_observation
 from runtime_image.agent.errors import STATUS, error_response
 from runtime_image.agent.fakes import MemoryStore
 from runtime_image.agent.keeper import About, Keeper
+from runtime_image.agent.logs import lines_to
 from runtime_image.agent.transfer import TransferError, UrlTransfer
 from shoal.contract.actions import ActionRecord, Exec, ExecObservation, WriteFile
 from shoal.contract.errors import ErrorCode, ShoalError
@@ -163,3 +165,14 @@ def test_full_journals_keep_what_was_done() -> None:
     action = shrink_action(WriteFile(path="/a", content="x" * 100_000))
     assert isinstance(action, WriteFile)
     assert len(action.content) < 2000
+
+
+def test_a_log_that_cannot_be_written_breaks_nothing() -> None:
+    """A full disk under the log, or a closed stream, costs the line and no more."""
+    with open("/dev/full", "w") as full:
+        log = lines_to(full)()
+        log.error("x" * 100_000)
+        log.info("y")
+        with contextlib.suppress(OSError):
+            full.close()
+        log.info("z")

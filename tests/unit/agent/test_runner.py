@@ -341,3 +341,26 @@ async def test_a_step_that_cannot_be_recorded_does_not_run(
     assert world.link.spawned == []
     monkeypatch.undo()
     await (await world.submit("a")).settled.wait()
+
+
+async def test_a_result_that_cannot_be_recorded_is_unknown_ever_after(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fills up under a step: who waits is told its end; a repeat does not run it again, and a poll is not
+    told that it runs still."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(world.journal, "result", full)
+    run = await world.submit("a")
+    await run.settled.wait()
+    assert world.observed(run)["status"] == "done"
+    monkeypatch.undo()
+    with pytest.raises(ShoalError) as refused:
+        await world.submit("a")
+    assert refused.value.code is ErrorCode.ACTION_OUTCOME_UNKNOWN
+    found = await world.actions._records.find("a")
+    assert found is not None
+    assert json.loads(found.record)["status"] == "unknown"
+    assert len(world.link.spawned) == 1
