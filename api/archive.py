@@ -34,7 +34,7 @@ class JournalArchive:
         self._journals = journals
 
     async def action(self, who: Principal, location: Location, action: str) -> ActionRecord:
-        """The newest record of one action.
+        """The newest record of one action, as its host would answer it.
 
         Raises:
             ShoalError: NOT_FOUND; SESSION_NOT_READY while the journal is on its way to the blob store.
@@ -42,7 +42,7 @@ class JournalArchive:
         epochs = await self._sessions.journals(who, location.session)
         kept = (await self._journals.find(location.session, epochs, [action])).get(action)
         if kept is not None:
-            return kept.record
+            return _replayed(kept.record)
         _refuse_while_ending(location)
         raise ShoalError(ErrorCode.NOT_FOUND, f"session {location.session} has no action {action}")
 
@@ -108,7 +108,12 @@ def _same(session: SessionId, id: str, action: Action, kept: Kept | None) -> Act
         )
     if kept.record.status is not ActionStatus.DONE:
         return None
-    return kept.record.model_copy(update={"replayed": True})
+    return _replayed(kept.record)
+
+
+def _replayed(record: ActionRecord) -> ActionRecord:
+    """As a host tells what it has from its journal."""
+    return record.model_copy(update={"replayed": True})
 
 
 def _failed(record: ActionRecord) -> bool:

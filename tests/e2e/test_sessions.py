@@ -259,6 +259,7 @@ def test_recorded_steps_and_streams_are_answered_alike_while_a_session_ends_and_
     first = [client.post(url, json=body).json() for body in (one, many)]
     assert (len(first[1]["actions"]), first[1]["skipped"]) == (2, 1)
     stream = client.get(f"{url}/one/stream").text
+    read = ActionRecord.model_validate(client.get(f"{url}/one").json())
 
     def compare() -> None:
         for body, told in zip((one, many), first, strict=True):
@@ -273,13 +274,14 @@ def test_recorded_steps_and_streams_are_answered_alike_while_a_session_ends_and_
                 assert {**ActionRecord.model_validate(record).model_dump(), "replayed": False} == {
                     **ActionRecord.model_validate(before).model_dump()
                 }
+        assert ActionRecord.model_validate(client.get(f"{url}/one").json()) == read
         answer = client.get(f"{url}/one/stream").text
         events, expected = (
-            [block for block in text.split("\n\n") if block.startswith("event: std")]
-            for text in (answer, stream)
+            [b for b in text.split("\n\n") if b.startswith("event: ")] for text in (answer, stream)
         )
-        assert events == expected
-        assert len(events) == 2
+        assert events[:-1] == expected[:-1]
+        assert [event.splitlines()[:2] for event in events] == [event.splitlines()[:2] for event in expected]
+        assert len(events) == 3
 
     compare()
     client.delete(f"/v1/sessions/{id}")

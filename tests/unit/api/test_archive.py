@@ -138,6 +138,7 @@ async def test_a_step_is_replayed_from_the_archive_as_its_host_did(action: Actio
     told = await found.replay(WHO, ENDED, ActionRequest(id="a", action=action))
     assert isinstance(told, ActionRecord)
     assert (told.id, told.seq, told.status, told.replayed) == ("a", 1, ActionStatus.DONE, True)
+    assert await found.action(WHO, ENDED, "a") == told
     others: list[Action] = [Exec(command="false"), Exec(command="env", env={"KEY": "other"})]
     for other in others:
         with pytest.raises(ShoalError) as refused:
