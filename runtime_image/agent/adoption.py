@@ -147,6 +147,7 @@ class Adopter:
         hosted.meter.start = one.about.metered_to or hosted.meter.start
         hosted.meter.cpu_usec = one.about.metered_cpu_usec
         hosted.oom_kills = oom_kills
+        hosted.limits.told = one.about.told
         try:
             await hosted.freeze(self._runtime, FENCE)
         except (SandboxRuntimeError, TimeoutError) as error:

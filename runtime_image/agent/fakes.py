@@ -24,7 +24,15 @@ from runtime_image.agent.link import (
     ProcessSpec,
     SpawnError,
 )
-from runtime_image.agent.sandboxes import Limits, Sandbox, SandboxGone, SandboxSpec, StartFailed, Usage
+from runtime_image.agent.sandboxes import (
+    Limits,
+    LimitsHit,
+    Sandbox,
+    SandboxGone,
+    SandboxSpec,
+    StartFailed,
+    Usage,
+)
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.host import Heartbeat, HeartbeatReply, Register, Registered, Url, UrlAsked
 
@@ -216,6 +224,7 @@ class FakeRuntime:
         self.frozen: set[str] = set()
         self.groups: dict[tuple[str, str], FakeGroup] = {}
         self.counters: dict[str, FakeCounter] = {}
+        self.hits: dict[str, LimitsHit] = {}
         self.fail_starts = 0
         self.started = self.stopped = 0
         self.gate: asyncio.Event | None = None
@@ -273,6 +282,11 @@ class FakeRuntime:
         return Usage(
             cpu_usec=1000, memory_bytes=1 << 20, memory_peak_bytes=1 << 20, pids=1, disk_bytes=0, oom_kills=0
         )
+
+    def limits_hit(self, sandbox: Sandbox) -> LimitsHit:
+        """What the test says; nothing until then."""
+        self._check(sandbox)
+        return self.hits.get(sandbox.sandbox_id, LimitsHit(oom_kills=0, forks_refused=0, disk_full=False))
 
     def oom_counter(self, sandbox: Sandbox) -> FakeCounter:
         """Its counter."""

@@ -13,6 +13,7 @@ from runtime_image.agent.clock import Clock
 from runtime_image.agent.journal.file import Journal
 from runtime_image.agent.journal.flush import Lineage
 from runtime_image.agent.journal.history import History
+from runtime_image.agent.limits import LimitWatch
 from runtime_image.agent.metering import Meter, Payer
 from shoal.contract.base import SessionId
 from shoal.contract.errors import ErrorCode, ErrorDetail, ShoalError
@@ -84,6 +85,7 @@ class Hosted:
     error: ErrorDetail | None = None
     journal_flushed: bool = False
     oom_kills: int = 0
+    limits: LimitWatch = field(default_factory=LimitWatch)
     timings_ms: dict[str, float] = field(default_factory=dict)
     frozen_by: set[str] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)

@@ -229,6 +229,7 @@ class Incarnator:
             running=hosted.state == "running",
             metered_to=hosted.meter.start,
             metered_cpu_usec=hosted.meter.cpu_usec,
+            told=hosted.limits.told,
         )
         self._keeper.keep_session(hosted.sandbox_id, hosted.sandbox.sock, about)
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import structlog
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from runtime_image.agent.limits import Told
 from runtime_image.agent.ports import DescriptorStore
 from runtime_image.agent.starting import Started
 from shoal.contract.host import SandboxSource, SandboxStart, WarmKey
@@ -24,7 +25,7 @@ _ABOUT = ".about"
 
 class About(BaseModel):
     """What a sandbox is: a session's (`spec`), or a warm one (`key`, `source`). `metered_to`, `metered_cpu_usec`: where
-    its next usage record begins."""
+    its next usage record begins. `told`: which limits hit were told."""
 
     layers: list[Layer]
     spec: SandboxStart | None = None
@@ -33,6 +34,7 @@ class About(BaseModel):
     running: bool = False
     metered_to: datetime | None = None
     metered_cpu_usec: int = 0
+    told: Told = Field(default_factory=Told)
     key: WarmKey | None = None
     source: SandboxSource | None = None
 

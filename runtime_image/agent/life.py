@@ -76,6 +76,7 @@ class Life:
             kills = self._ender.oom_kills(hosted)
             if kills != hosted.oom_kills:
                 hosted.oom_kills = kills
+            self._service.tell_limits(hosted)
             if hosted.actions is not None:
                 hosted.actions.sweep_groups()
         self._warm.tend()

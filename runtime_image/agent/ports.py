@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from runtime_image.agent.link import GuestLink
-from runtime_image.agent.sandboxes import Limits, Sandbox, SandboxSpec, Usage
+from runtime_image.agent.sandboxes import Limits, LimitsHit, Sandbox, SandboxSpec, Usage
 
 #: Greets the guest behind a socket; raises LinkClosedError.
 Connect = Callable[[socket.socket], Awaitable[GuestLink]]
@@ -66,6 +66,9 @@ class RuntimePort(Protocol):
 
     def usage(self, sandbox: Sandbox) -> Usage:
         """What it used so far; well under a millisecond. Raises SandboxGone."""
+
+    def limits_hit(self, sandbox: Sandbox) -> LimitsHit:
+        """Which limits it has run into; well under a millisecond. Raises SandboxGone."""
 
     def oom_counter(self, sandbox: Sandbox) -> OomCounter:
         """Counts the processes that the memory limit has killed; the caller closes it. Raises SandboxGone."""

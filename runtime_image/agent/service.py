@@ -20,6 +20,7 @@ from runtime_image.agent.link import GuestLink, LinkError
 from runtime_image.agent.metering import Meter
 from runtime_image.agent.ports import RuntimePort
 from runtime_image.agent.room import HostLimits, Room
+from runtime_image.agent.sandboxes import SandboxGone
 from runtime_image.agent.starting import disk_class
 from runtime_image.agent.warm import WARM_SHM_MIB, WarmPool
 from shoal.contract.base import SessionId
@@ -293,6 +294,7 @@ class SandboxService:
 
     async def _finish(self, hosted: Hosted) -> None:
         began = self._clock.monotonic()
+        self.tell_limits(hosted, final=True)
         await self._ender.end(hosted)
         reason = hosted.end_reason.value if hosted.end_reason else None
         _log.info(
@@ -311,6 +313,21 @@ class SandboxService:
         )
         self._nudge()
         self._warm.tend()
+
+    def tell_limits(self, hosted: Hosted, *, final: bool = False) -> None:
+        """Make events of the limits that a sandbox has run into since the last. `final`: it ends."""
+        if hosted.sandbox is None:
+            return
+        try:
+            hits = self._runtime.limits_hit(hosted.sandbox)
+        except SandboxGone:
+            return
+        disk_mib, now = hosted.reservation.disk_mib, self._clock.monotonic()
+        told = list(hosted.limits.look(hits, hosted.spec.resources, disk_mib, now, final=final))
+        for hit in told:
+            self._events.add(hosted.session, hit.kind, hit.message, epoch=hosted.epoch, **hit.data)
+        if told:
+            self._incarnator.keep(hosted)
 
     async def patch(self, session: SessionId, patch: SandboxPatch) -> Hosted:
         """Change what may change while a sandbox lives.

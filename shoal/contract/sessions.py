@@ -230,7 +230,12 @@ class SessionsDeleted(Answer):
 
 
 class Event(Answer):
-    """Something that happened to a session; `kind` is a dotted name, `data` its facts."""
+    """Something that happened to a session; `kind` is a dotted name, `data` its facts.
+
+    Limits hit are `limit.memory` (processes were killed for memory: `count`, `limit_mib`), `limit.pids` (processes
+    could not be started: `count`, `limit`) and `limit.disk` (the disk was seen full: `limit_mib`): each at most once a
+    minute and sandbox, with the count since the last, and once more at the sandbox's end where there is more to tell.
+    """
 
     at: Time
     kind: str

@@ -5,6 +5,7 @@ from runtime_image.agent.sandboxes.doctor import Check, doctor
 from runtime_image.agent.sandboxes.model import (
     Defences,
     Limits,
+    LimitsHit,
     NoIdRange,
     NotSupported,
     RuntimeSettings,
@@ -22,6 +23,7 @@ __all__ = [
     "Defences",
     "KillGroup",
     "Limits",
+    "LimitsHit",
     "NoIdRange",
     "NotSupported",
     "OomCounter",

@@ -160,6 +160,14 @@ class SandboxCgroup:
             _field(memory / "memory.oom_control", "oom_kill"),
         )
 
+    def hits(self) -> tuple[int, int]:
+        """(processes killed for memory, processes not started for the limit on their number)."""
+        if self._layout.kind == "v2":
+            kills = _field(self.unified / "memory.events", "oom_kill")
+        else:
+            kills = _field(self._of("memory") / "memory.oom_control", "oom_kill")
+        return kills, _field(self._of("pids") / "pids.events", "max")
+
     def oom_counter(self) -> OomCounter:
         """How often the memory limit has killed a process, to be read often."""
         if self._layout.kind == "v2":

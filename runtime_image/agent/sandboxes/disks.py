@@ -115,6 +115,15 @@ def used_bytes(target: Path) -> int:
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
+def is_full(target: Path) -> bool:
+    """Whether a mounted disk has no room, or no inode, for a file of any size: writers fail shortly before the last
+    block is gone, so the last 256th part, 1 to 16 MiB, counts as none."""
+    found = os.statvfs(target)
+    # Not `f_bfree`: ext4 keeps clusters back for its own growth, which no writer gets.
+    left, whole = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    return left < min(max(whole >> 8, 1 << 20), 16 << 20) or found.f_favail == 0
+
+
 def _copy_sparse(source: int, target: int) -> None:
     size = os.fstat(source).st_size
     os.ftruncate(target, size)

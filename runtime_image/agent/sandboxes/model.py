@@ -157,6 +157,15 @@ class Usage:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LimitsHit:
+    """How often a sandbox's hard limits have stopped it since it was made; of its disk, whether it is full now."""
+
+    oom_kills: int
+    forks_refused: int
+    disk_full: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RuntimeSettings:
     """Where a runtime keeps its things and what it may use."""
 

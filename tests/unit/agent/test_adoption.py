@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_image.agent.actions.redact import digest, kept_json
+from shoal.contract.identity import digest, kept_json
 from runtime_image.agent.fakes import FakeLink, FakeProcess, FakeRuntime, MemoryStore
 from runtime_image.agent.heartbeat import Heart
 from runtime_image.agent.hosted import Hosted
