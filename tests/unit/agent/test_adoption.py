@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from shoal.contract.identity import digest, kept_json
 from runtime_image.agent.fakes import FakeLink, FakeProcess, FakeRuntime, MemoryStore
 from runtime_image.agent.heartbeat import Heart
 from runtime_image.agent.hosted import Hosted
@@ -20,6 +19,7 @@ from shoal.contract.actions import Action, Exec, RunCode
 from shoal.contract.base import SessionId
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.host import Incarnation
+from shoal.contract.identity import digest, kept_json
 from shoal.contract.states import ActionStatus, EndReason
 from tests.unit.agent.conftest import SOURCE, Host
 from tests.unit.agent.test_heartbeat import Beating
