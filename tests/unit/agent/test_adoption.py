@@ -106,6 +106,7 @@ async def test_nothing_goes_on_before_a_beat_is_acknowledged(restart: Restart) -
     process = FakeProcess(ProcessSpec(process_id="a1", command="sleep 9"), None)
     host.on_connect = lambda link: link.left.append(process)
     host, beating, heart = await restart.start(host)
+    assert (host.service.fenced, restart.runtime.frozen, host.links) == (True, {ran, stood}, [])
     for _ in range(3):
         host.control.down = True
         assert not await heart.beat()
