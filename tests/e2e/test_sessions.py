@@ -299,3 +299,24 @@ def test_unknown_query_parameters_are_refused_and_nothing_is_done(client: httpx.
     assert response.status_code == 422
     assert response.json()["error"]["details"]["fields"][0]["path"] == "query.mdoe"
     assert client.get(url, params={"path": "/tmp/f"}).status_code == 404
+
+
+def test_what_ended_steps_left_running_is_killed_by_them(client: httpx.Client) -> None:
+    """Children that live on fill the session's processes: commands then cannot fork, until an ended step is killed with
+    what it left."""
+    asked = {"image": "minimal:1", "resources": {"pids": 32, "memory_mib": 128}, "wait_s": 25}
+    session = client.post("/v1/sessions", json=asked).json()["id"]
+    seen: dict[str, Any] = {}
+    for number in range(40):
+        leave = {"type": "exec", "command": "sleep 1000 & sleep 1000 &"}
+        seen = act(client, session, leave, id=f"leave-{number}")["observation"]
+        if seen["exit_code"] != 0:
+            break
+    assert "fork" in seen["stderr"], seen
+    for _ in range(2):
+        answer = client.delete(f"/v1/sessions/{session}/actions/leave-0")
+        assert answer.status_code in (200, 409), answer.text
+    assert answer.json()["error"]["code"] == "action_not_running"
+    done = act(client, session, {"type": "exec", "command": "sleep 1000 & echo on"}, id="on")
+    assert done["observation"]["stdout"] == "on\n"
+    client.delete(f"/v1/sessions/{session}")

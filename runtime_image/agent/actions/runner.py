@@ -73,7 +73,8 @@ class SessionActions:
         self._main = Lane(self._start, self._skip)
         self._lanes: dict[ActionRun, Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._leftover: list[KillGroup] = []
+        #: Kill groups of ended steps in which processes live on, by the step's id.
+        self._leftover: list[tuple[str, KillGroup]] = []
         self._closed: ShoalError | None = None
         self.performed = 0
 
@@ -265,7 +266,7 @@ class SessionActions:
         if run.batch is not None and failed and not run.batch.keep_going:
             run.batch.stopped = True
         if run.group is not None and run.owns_group and not run.group.remove():
-            self._leftover.append(run.group)
+            self._leftover.append((run.id, run.group))
         self._forget(run)
         self._drop(run)
 
@@ -281,17 +282,27 @@ class SessionActions:
         run.skipped = True
         self._drop(run)
 
-    async def kill(self, id: str) -> ActionRun:
+    async def kill(self, id: str) -> ActionRun | Replay:
         """Kill a step's whole process tree, or take it out of the queue: it then counts as killed before its start.
 
+        Of a step that has ended, what it left running is killed: its record stays as it is. That is the way out
+        of a session in which no process can be started any more.
+
         Raises:
-            ShoalError: `action_not_running`, `not_found`.
+            ShoalError: `action_not_running`: it has ended and left nothing; `not_found`.
         """
         run = self._runs.get(id)
         if run is None:
-            if await self._records.find(id) is not None:
+            replay = await self._records.find(id)
+            if replay is None:
+                raise ShoalError(ErrorCode.NOT_FOUND, f"There is no action {id} in this session.")
+            self.sweep_groups()
+            left = [group for of, group in self._leftover if of == id]
+            if not left:
                 raise ShoalError(ErrorCode.ACTION_NOT_RUNNING, f"Action {id} has ended.")
-            raise ShoalError(ErrorCode.NOT_FOUND, f"There is no action {id} in this session.")
+            for group in left:
+                group.kill()
+            return replay
         self._kill(run, "kill")
         return run
 
@@ -320,11 +331,11 @@ class SessionActions:
         """Kill what a step left whose end nobody will record, and see its kill group off."""
         group.kill()
         if not group.remove():
-            self._leftover.append(group)
+            self._leftover.append(("", group))
 
     def sweep_groups(self) -> None:
         """Remove the kill groups whose last process has ended since."""
-        self._leftover = [group for group in self._leftover if not group.remove()]
+        self._leftover = [left for left in self._leftover if not left[1].remove()]
 
     async def close(self, reason: ShoalError, *, grace_s: float) -> None:
         """Take no more steps; kill those that run and record what they printed.
@@ -348,7 +359,7 @@ class SessionActions:
                 self._settle(run, ActionStatus.UNKNOWN, _detail_json(reason), is_error=True, failed=True)
             else:
                 self._drop(run)
-        for group in self._leftover:
+        for _, group in self._leftover:
             group.kill()
             group.remove()
 

@@ -218,9 +218,11 @@ class ActionRoutes:
         return run.process, id
 
     async def kill(self, request: Request) -> Response:
-        """Kill a step's whole process tree; answers when it is gone."""
+        """Kill a step's whole process tree, or what an ended one left running; answers when it is gone."""
         hosted = self.hosted(request, write=True)
         run = await actions_of(hosted).kill(request.path_params["action"])
+        if isinstance(run, Replay):
+            return json_response(run.record)
         await _wait(run, 5.0, settled=True)
         return _answer(hosted, run)
 

@@ -291,6 +291,23 @@ async def test_a_group_with_children_left_is_removed_when_they_end(world: World)
     assert world.groups["a1"].removed
 
 
+async def test_what_an_ended_step_left_running_can_be_killed(world: World) -> None:
+    """A kill of it ends its children and answers the record unchanged; once nothing is left, it has ended."""
+    world.link.on_spawn = hold
+    run = await world.submit("a")
+    await started(world, 1)
+    child = FakeProcess(world.link.spawned[0].spec, world.groups["a1"])
+    world.link.spawned[0].end(0)
+    await run.settled.wait()
+    answered = await world.actions.kill("a")
+    assert isinstance(answered, Replay)
+    assert json.loads(answered.record)["observation"]["exit_code"] == 0
+    assert child.exited
+    with pytest.raises(ShoalError) as refused:
+        await world.actions.kill("a")
+    assert refused.value.code is ErrorCode.ACTION_NOT_RUNNING
+
+
 async def test_closing_kills_what_runs_and_refuses_what_comes(world: World) -> None:
     """Running steps are recorded as killed, queued ones never ran, new ones hear why."""
     world.link.on_spawn = hold
