@@ -1,6 +1,10 @@
 """A rollout group: agents that each repair the same library, every one in its own fork of one prepared session.
 
 The agents here are scripted, in place of a model: what they do next follows from what they observe.
+`make demo` runs it on a server of its own; for one that is up already, register the library's image first:
+
+    shoal image add toolz-source:1.2.0 ~/.cache/shoal/images/demo-workspace
+    shoal image add toolz:1.2.0 ~/.cache/shoal/images/code --workspace toolz-source:1.2.0 --workdir /workspace
 """
 
 from __future__ import annotations
@@ -98,9 +102,16 @@ async def main(image: str = "toolz:1.2.0", count: int = 32) -> list[Rollout]:
             await box.exec("python3 -m compileall -q toolz")
             snapshot = await box.snapshot()
         asked = {"cpu_millis": 1000, "memory_mib": 256, "pids": 64, "disk_mib": 256}
-        await shoal.pools.prepare(sandboxes=count // 2, snapshot=snapshot, resources=asked)
-        async with await shoal.sessions(snapshot=snapshot, count=count, run="demo", resources=asked) as group:
-            return await asyncio.gather(*(played(box, number) for number, box in enumerate(group)))
+        prepared = await shoal.pools.prepare(
+            sandboxes=count // 2, snapshot=snapshot, resources=asked, run="demo"
+        )
+        try:
+            async with await shoal.sessions(
+                snapshot=snapshot, count=count, run="demo", resources=asked
+            ) as group:
+                return await asyncio.gather(*(played(box, number) for number, box in enumerate(group)))
+        finally:  # else as many are kept warm until it expires, and the next group has to do with the rest
+            await shoal.pools.release(prepared.id)
 
 
 if __name__ == "__main__":
