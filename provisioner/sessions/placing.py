@@ -260,9 +260,8 @@ class Placing:
         ops: list[Op] = [records.save(new, found.version), records.queue_entry(new)]
         if new.phase is not session.phase:
             ops.append(
-                records.event_op(
+                records.standing_event_op(
                     session,
-                    found.version,
                     context.clock.now(),
                     "session.waiting",
                     f"No host of pool {session.pool} has room for it; it waits in the queue.",

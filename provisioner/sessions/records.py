@@ -205,9 +205,20 @@ def end_of(reason: EndReason, detail: str | None = None) -> End:
 
 def event_op(session: Session, version: int, at: datetime, kind: str, message: str, **data: object) -> Put:
     """An event that is written with the write that follows `version`."""
+    return _event_at(session, f"C{version % EVENT_SLOTS:04d}", at, kind, message, data)
+
+
+def standing_event_op(session: Session, at: datetime, kind: str, message: str, **data: object) -> Put:
+    """An event of which an epoch has one: what holds again and again takes the place of what was said before."""
+    return _event_at(session, f"S{session.epoch:06d}#{kind}", at, kind, message, data)
+
+
+def _event_at(
+    session: Session, slot: str, at: datetime, kind: str, message: str, data: dict[str, object]
+) -> Put:
     event = Event(at=at, kind=kind, message=message, data=data)
     return Put(
-        key=keys.event(session.id, f"C{version % EVENT_SLOTS:04d}"),
+        key=keys.event(session.id, slot),
         item=event.model_dump(mode="json"),
         expires_at=at + _EVENTS_LIVE,
     )

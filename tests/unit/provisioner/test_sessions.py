@@ -479,6 +479,17 @@ async def test_events_say_why_a_session_waited_and_how_long(world: World) -> Non
     assert events[2].at > events[1].at
 
 
+async def test_waiting_long_is_said_once(world: World) -> None:
+    """However often a session is looked at in vain, its events tell that it waits once, and keep their beginning."""
+    id = await world.create(wait_s=0)
+    for _ in range(20):
+        await world.services.pump.drain()
+        await world.run(1)
+    kinds = [event.kind for event in (await world.services.sessions.events(WHO, id)).events]
+    assert kinds.count("session.waiting") == 1
+    assert kinds[0] == "session.created"
+
+
 async def test_waiting_in_the_queue_ends_with_the_ttl(world: World) -> None:
     """A session whose time ends in the queue is ended by the reconciler."""
     id = await world.create(wait_s=0, ttl_s=5)
