@@ -74,7 +74,7 @@ async def _with_warm(server: Server, samples: int, scale: float) -> dict[str, An
         found["file_put_mib_s"], found["file_get_mib_s"] = round(put, 1), round(get, 1)
         found["fork16_s"] = round(await measures.fork_s(shoal, 16, 5), 3)
         await asyncio.sleep(5)
-        warm, missed = await measures.create_ms(shoal, samples, pace_s=0.25)
+        warm, missed = await measures.create_ms(shoal, samples, pace_s=0.125)
         found["create_warm_ms"] = summary(warm) if warm else None
         found["warm_hit_rate"] = round(len(warm) / (len(warm) + len(missed)), 3)
         found["warm_pool"] = 16
