@@ -99,7 +99,7 @@ class Sources:
 
         Raises:
             ShoalError: IMAGE_NOT_FOUND, IMAGE_NOT_READY, IMAGE_BUILD_FAILED, SNAPSHOT_NOT_FOUND, SNAPSHOT_NOT_READY,
-                SNAPSHOT_FAILED.
+                CONFLICT for a snapshot that failed.
         """
         if image is not None:
             return await self._image(tenant, image)
@@ -176,7 +176,12 @@ class Sources:
         if snapshot is None or snapshot.tenant != tenant:
             raise ShoalError(ErrorCode.SNAPSHOT_NOT_FOUND, f"No snapshot {id}.")
         if snapshot.state is SnapshotState.FAILED:
-            raise ShoalError(ErrorCode.SNAPSHOT_FAILED, f"Snapshot {id} failed.", details={"snapshot": id})
+            # Not `snapshot_failed`, which is for who takes one: to start from this one again and again is no use.
+            raise ShoalError(
+                ErrorCode.CONFLICT,
+                f"Snapshot {id} failed and holds nothing: start from another one.",
+                details={"snapshot": id, "state": snapshot.state.value},
+            )
         if snapshot.state is not SnapshotState.AVAILABLE or snapshot.digest is None:
             raise ShoalError(
                 ErrorCode.SNAPSHOT_NOT_READY, f"Snapshot {id} is not durable yet.", retry_after_s=1.0

@@ -7,7 +7,7 @@ import pytest
 from provisioner import keys
 from provisioner.auth import DEFAULT_TENANT
 from provisioner.store.port import Key
-from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.errors import ErrorCode, Next, ShoalError
 from shoal.contract.sessions import (
     SessionAck,
     SessionBatch,
@@ -417,6 +417,9 @@ async def test_a_snapshot_whose_layer_did_not_arrive_fails(world: World) -> None
     id = await world.create()
     snapshot = await world.finish(world.services.snapshots.create(WHO, id, SnapshotCreate(wait_s=5)))
     assert snapshot.state is SnapshotState.FAILED
+    with pytest.raises(ShoalError) as refused:
+        await world.services.sessions.create(WHO, SessionCreate(snapshot=snapshot.id, wait_s=0))
+    assert refused.value.next is Next.FIX, "it can never be started from: no use to try again"
     assert snapshot.error is not None
     assert (await world.services.sessions.get(WHO, id)).last_snapshot is None
     assert (await world.store.query(keys.SNAPSHOTS_OPEN)).items == ()
