@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from shoal.cli.output import OURS, Fail, Json, print_json, stdout
+from shoal.cli.output import OURS, Fail, Json, print_json, stderr, stdout
 
 _HOME = "~/.local/share/shoal"
 Home = Annotated[Path | None, typer.Option("--home", help=f"State and blobs (default: {_HOME}).")]
@@ -52,6 +53,7 @@ def up(
 ) -> None:
     """Run the server on this machine until Ctrl-C; further options go to it (`python -m api up --help`)."""
     command = _server_python("api")
+    _say_what_is_missing(home)
     options = _given(home=home, host=host, port=port, max_hosts=max_hosts, idle_to_zero_s=idle_to_zero_s)
     # The server takes this process's place: signals, terminal and exit code are its own.
     os.execv(command[0], [*command, "up", *options, *context.args])
@@ -78,31 +80,64 @@ def down(
 
 def doctor(home: Home = None, json: Json = False) -> None:
     """Say what this machine lacks for running sandboxes, and what to run to mend it."""
+    told = _checked(home)
+    if json:
+        print_json(told)
+    else:
+        console = stdout()
+        _print_checks(console, told["checks"])
+        if told["ok"]:
+            console.print("this machine can run sandboxes")
+    if not told["ok"]:
+        raise typer.Exit(OURS)
+
+
+def _checked(home: Path | None) -> dict[str, Any]:
     command = _server_python("runtime_image.agent.doctor")
     done = subprocess.run(
         [*command, "--json", *_given(home=home)], check=False, stdout=subprocess.PIPE, text=True
     )
     try:
-        checks = jsonlib.loads(done.stdout)
+        told: dict[str, Any] = jsonlib.loads(done.stdout)
     except ValueError:
         raise Fail(f"the checks did not run (exit code {done.returncode})") from None
-    if json:
-        print_json(checks)
-    else:
-        _print_checks(checks["checks"])
-    if not checks["ok"]:
-        raise typer.Exit(OURS)
+    return told
 
 
-def _print_checks(checks: list[dict[str, Any]]) -> None:
-    console = stdout()
+def _lacks_root(checks: list[dict[str, Any]]) -> bool:
+    return any(check["name"] == "root" and not check["ok"] for check in checks)
+
+
+def _say_what_is_missing(home: Path | None) -> None:
+    """Before a server starts whose sandboxes would not: without root none does; other gaps may be mended meanwhile.
+
+    Raises:
+        Fail: This is not root.
+    """
+    try:
+        told = _checked(home)
+    except Fail:
+        return  # that checks do not run is no reason to keep a server from trying
+    if _lacks_root(told["checks"]):
+        raise Fail(
+            "hosts and sandboxes of this machine need root; run: sudo shoal up (sudo shoal doctor says more)"
+        )
+    if not told["ok"]:
+        stderr().print("shoal: this machine lacks what sandboxes need:", highlight=False)
+        _print_checks(stderr(), [check for check in told["checks"] if not check["ok"]])
+
+
+def _print_checks(console: Console, checks: list[dict[str, Any]]) -> None:
     width = max((len(check["name"]) for check in checks), default=0)
+    no_root = _lacks_root(checks)
     for check in checks:
+        found, remedy = (
+            str(check[key]).replace("[", "\\[").replace("\n", "; ") for key in ("found", "remedy")
+        )
         mark = "[green]ok     [/]" if check["ok"] else "[bold red]missing[/]"
-        found = str(check["found"]).replace("[", "\\[")
+        if no_root and ("ermission denied" in found or "not permitted" in found):
+            # What only root may try tells nothing about the machine, and its remedy would mislead.
+            mark, found, remedy = "[yellow]unknown[/]", "only root can try it", ""
         console.print(f"{mark}  {check['name']:<{width}}  {found}", highlight=False)
-        if not check["ok"]:
-            remedy = str(check["remedy"]).replace("[", "\\[")
+        if not check["ok"] and remedy:
             console.print(f"         {'':<{width}}  [bold]next:[/] {remedy}", highlight=False)
-    if all(check["ok"] for check in checks):
-        console.print("this machine can run sandboxes")

@@ -27,8 +27,12 @@ def new(
     memory_mib: asking.Memory = None,
     disk_mib: asking.Disk = None,
     pids: asking.Pids = None,
-    workdir: Annotated[str | None, typer.Option(help="None: the image's, else /workspace.")] = None,
-    user: Annotated[str | None, typer.Option(help="None: the image's, else root.")] = None,
+    workdir: Annotated[
+        str | None, typer.Option(help="Where commands start; the image's, else /workspace, unless said.")
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option(help="As whom they run; the image's, else root, unless said.")
+    ] = None,
     ttl_s: Annotated[int | None, typer.Option(help="Seconds until it ends (4 hours unless said).")] = None,
     pool: Annotated[str | None, typer.Option(help="The pool whose hosts run it.")] = None,
     count: Annotated[int, typer.Option(min=1, help="How many to make at once.")] = 1,

@@ -246,8 +246,51 @@ def test_up_becomes_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """up replaces itself, and passes options that it does not know."""
     seen: list[list[str]] = []
     monkeypatch.setattr(server.os, "execv", lambda path, argv: seen.append(argv))
+    monkeypatch.setattr(server, "_checked", lambda home: {"ok": True, "checks": []})
     assert run("up", "--port", "0", "--warm", "3").exit_code == 0
     assert seen == [[sys.executable, "-m", "api", "up", "--port", "0", "--warm", "3"]]
+
+
+ROOT = {"name": "root", "ok": False, "found": "uid 1000", "remedy": "run it as root"}
+CGROUP = {
+    "name": "cgroup",
+    "ok": False,
+    "found": "[Errno 13] Permission denied: '/sys'",
+    "remedy": "mount it",
+}
+LOOP = {"name": "loop", "ok": False, "found": "no /dev/loop-control", "remedy": "run: modprobe loop"}
+
+
+def test_up_without_root_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose hosts cannot start would let callers wait without a word; it is not started."""
+    seen: list[list[str]] = []
+    monkeypatch.setattr(server.os, "execv", lambda path, argv: seen.append(argv))
+    monkeypatch.setattr(server, "_checked", lambda home: {"ok": False, "checks": [ROOT, CGROUP]})
+    result = run("up")
+    assert (result.exit_code, seen) == (125, [])
+    assert "sudo shoal up" in result.stderr
+
+
+def test_up_says_what_else_is_missing_and_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root a gap is told with its remedy; it may be mended while the server runs."""
+    seen: list[list[str]] = []
+    monkeypatch.setattr(server.os, "execv", lambda path, argv: seen.append(argv))
+    monkeypatch.setattr(server, "_checked", lambda home: {"ok": False, "checks": [LOOP]})
+    result = run("up")
+    assert (result.exit_code, len(seen)) == (0, 1)
+    assert "run: modprobe loop" in result.stderr
+
+
+def test_doctor_without_root_gives_no_remedy_for_what_only_root_can_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A refused try says nothing about the machine; what is missing to anybody is told as ever."""
+    monkeypatch.setattr(server, "_checked", lambda home: {"ok": False, "checks": [ROOT, CGROUP, LOOP]})
+    result = run("doctor")
+    assert result.exit_code == 125
+    assert "mount it" not in result.stdout
+    assert "run it as root" in result.stdout
+    assert "run: modprobe loop" in result.stdout
 
 
 def test_doctor_shows_remedies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
