@@ -13,13 +13,16 @@ help: ## show this list
 setup: ## install system packages, a virtual environment, the guest runtime and the `code` image (root)
 	./scripts/setup
 
-demo: ## a rollout group of 32 scripted agents on a real library, in its own temporary home (root)
+$(PY):
+	@echo "There is no $(VENV) yet; run as root: make setup" >&2; exit 1
+
+demo: | $(PY) ## a rollout group of 32 scripted agents on a real library, in its own temporary home (root)
 	$(PY) examples/demo.py
 
-test: ## every test: unit, contract, real sandboxes, end to end, leaks, crashes (root)
+test: | $(PY) ## every test: unit, contract, real sandboxes, end to end, leaks, crashes (root)
 	$(PY) -m pytest -q
 
-test-fast: ## what needs neither root nor runc
+test-fast: | $(PY) ## what needs neither root nor runc
 	$(PY) -m pytest -q -m "not root" tests/unit tests/contract tests/architecture
 
 check: format lint types imports unit openapi ## format, lint, types, import contracts, fast tests, OpenAPI drift
