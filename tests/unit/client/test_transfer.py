@@ -137,6 +137,14 @@ def test_what_a_sandbox_sends_does_not_leave_the_destination(tmp_path: Path) -> 
         [(named(str(outside / "b").lstrip("/")), b"x"), (named("/../outside/b"), b"x")],
         [(named("steal", tarfile.LNKTYPE, "../outside/secret"), b"")],
         [(named("way", tarfile.SYMTYPE, str(outside)), b""), (named("way/c"), b"x")],
+        [(named("../outside/d", tarfile.SYMTYPE, "x"), b"")],
+        [(named(".."), b"x")],
+        [
+            (named("file"), b"x"),
+            (named("to", tarfile.SYMTYPE, str(outside)), b""),
+            (named("by", tarfile.LNKTYPE, "to"), b""),  # becomes a second symbolic link, before the others
+            (named("by/e", tarfile.LNKTYPE, "file"), b""),
+        ],
     ]
     for members in attacks:
         archive = hostile(tmp_path, *members)
@@ -146,6 +154,22 @@ def test_what_a_sandbox_sends_does_not_leave_the_destination(tmp_path: Path) -> 
             pass
         assert [path.name for path in outside.iterdir()] == ["secret"]
         assert not (into / "steal").exists()
+
+
+def test_what_arrives_is_the_callers(tmp_path: Path) -> None:
+    """No set-id bits, no foreign owner, nothing that others may write; hard links to a symbolic link are one."""
+    program, link, folder = (
+        named("program"),
+        named("link", tarfile.SYMTYPE, "/gone"),
+        named("d", tarfile.DIRTYPE),
+    )
+    program.mode, program.uid, program.gid, folder.mode = 0o6777, 12345, 12345, 0o022
+    same = named("same", tarfile.LNKTYPE, "link")
+    unpack(hostile(tmp_path, (program, b"x"), (link, b""), (same, b""), (folder, b"")), tmp_path / "into")
+    found = (tmp_path / "into" / "program").stat()
+    assert (found.st_mode & 0o7777, found.st_uid, found.st_gid) == (0o755, os.geteuid(), os.getegid())
+    assert (tmp_path / "into" / "d").stat().st_mode & 0o7777 == 0o700
+    assert os.readlink(tmp_path / "into" / "same") == "/gone"
 
 
 def test_devices_are_left_out(tmp_path: Path) -> None:
