@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from provisioner.agents.port import HostRef
+from provisioner.scripted import Scripted
 from shoal.contract.base import HostId, SessionId, SnapshotId
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.host import (
@@ -119,16 +119,15 @@ class FakeHost:
             self.snapshots.pop(snapshot, None)
 
 
-class FakeAgents:
+class FakeAgents(Scripted[ShoalError]):
     """The `AgentClient` port over `FakeHost`s.
 
     `fail_call` scripts the n-th call from now: `after` lets it take effect and loses the answer.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.hosts: dict[HostId, FakeHost] = {}
-        self.calls: list[str] = []
-        self._script: dict[int, tuple[ShoalError, bool]] = {}
         #: Called inside every call, before its effect: where a test makes something happen in between.
         self.meanwhile: Callable[[str], None] | None = None
 
@@ -141,14 +140,12 @@ class FakeAgents:
         self.hosts[host.id] = host
         return host
 
-    def fail_call(self, number: int, error: ShoalError | None = None, *, after: bool = False) -> None:
-        """Let the call of this number (from now: 1 is the next) fail, before or after its effect."""
-        default = ShoalError(ErrorCode.HOST_UNREACHABLE, "scripted", details={"sent": after})
-        self._script[len(self.calls) + number] = (error or default, after)
+    def _usual_error(self, *, after: bool) -> ShoalError:
+        return ShoalError(ErrorCode.HOST_UNREACHABLE, "scripted", details={"sent": after})
 
     async def start(self, host: HostRef, start: SandboxStart) -> SandboxStatus:
         """As the port says."""
-        agent, lost = await self._begin(host, f"start {start.session} {start.epoch}")
+        agent, lost = await self._reach(host, f"start {start.session} {start.epoch}")
         key = (start.session, start.epoch)
         if key not in agent.sandboxes:
             held, asked = agent.reserved(), start.resources
@@ -174,13 +171,13 @@ class FakeAgents:
 
     async def status(self, host: HostRef, session: SessionId, *, wait_s: float = 0.0) -> SandboxStatus:
         """As the port says."""
-        agent, lost = await self._begin(host, f"status {session}")
+        agent, lost = await self._reach(host, f"status {session}")
         self._end(lost)
         return self._newest(agent, session)
 
     async def patch(self, host: HostRef, session: SessionId, patch: SandboxPatch) -> SandboxStatus:
         """As the port says."""
-        agent, lost = await self._begin(host, f"patch {session}")
+        agent, lost = await self._reach(host, f"patch {session}")
         newest = self._newest(agent, session)
         if newest.epoch != patch.epoch:
             raise ShoalError(ErrorCode.EPOCH_MISMATCH, "another epoch runs here")
@@ -193,7 +190,7 @@ class FakeAgents:
         self, host: HostRef, session: SessionId, *, epoch: int, reason: EndReason, wait_s: float = 0.0
     ) -> SandboxStatus:
         """As the port says."""
-        agent, lost = await self._begin(host, f"end {session} {epoch}")
+        agent, lost = await self._reach(host, f"end {session} {epoch}")
         status = agent.sandboxes.get((session, epoch))
         if status is None:
             raise ShoalError(ErrorCode.NOT_FOUND, "no such sandbox")
@@ -204,7 +201,7 @@ class FakeAgents:
 
     async def take_snapshot(self, host: HostRef, session: SessionId, take: SnapshotTake) -> SnapshotTaken:
         """As the port says; the layer is named after the snapshot."""
-        agent, lost = await self._begin(host, f"snapshot {session}")
+        agent, lost = await self._reach(host, f"snapshot {session}")
         status, start = self._newest(agent, session), agent.starts[session]
         digest = "sha256:" + take.snapshot.encode().hex().ljust(64, "0")[:64]
         layer = Layer(digest=digest, diff_id=digest, size_bytes=10, role="snapshot")
@@ -226,7 +223,7 @@ class FakeAgents:
         self, host: HostRef, session: SessionId, snapshot: SnapshotId, *, wait_s: float = 0.0
     ) -> SnapshotTaken:
         """As the port says."""
-        agent, lost = await self._begin(host, f"snapshot_status {snapshot}")
+        agent, lost = await self._reach(host, f"snapshot_status {snapshot}")
         self._end(lost)
         if snapshot not in agent.snapshots:
             raise ShoalError(ErrorCode.NOT_FOUND, "no such snapshot")
@@ -242,20 +239,13 @@ class FakeAgents:
             raise ShoalError(ErrorCode.NOT_FOUND, "no such sandbox")
         return max(found, key=lambda status: status.epoch)
 
-    async def _begin(self, host: HostRef, call: str) -> tuple[FakeHost, ShoalError | None]:
-        await asyncio.sleep(0)
-        self.calls.append(call)
+    def _recorded(self, call: str) -> None:
         if self.meanwhile is not None:
             self.meanwhile(call)
-        error, after = self._script.get(len(self.calls), (None, False))
-        if error is not None and not after:
-            raise error
+
+    async def _reach(self, host: HostRef, call: str) -> tuple[FakeHost, ShoalError | None]:
+        lost = await self._begin(call)
         agent = self.hosts.get(host.id)
         if agent is None or not agent.reachable:
             raise ShoalError(ErrorCode.HOST_UNREACHABLE, "no such host", details={"sent": False})
-        return agent, error
-
-    @staticmethod
-    def _end(lost: ShoalError | None) -> None:
-        if lost is not None:
-            raise lost
+        return agent, lost

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from typing import Literal
@@ -18,19 +17,18 @@ from provisioner.blobs.port import (
     Presigned,
     check_name,
 )
+from provisioner.scripted import Scripted
 
 
-class FakeBlobs:
+class FakeBlobs(Scripted[BlobError]):
     """The `Blobs` port in memory. `objects` is what there is; `calls` what was asked."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.objects: dict[str, bytes] = {}
-        self.calls: list[str] = []
-        self._script: dict[int, tuple[BlobError, bool]] = {}
 
-    def fail_call(self, number: int, error: BlobError | None = None, *, after: bool = False) -> None:
-        """Let the call of this number (from now: 1 is the next) fail, before or after its effect."""
-        self._script[len(self.calls) + number] = (error or BlobUnavailable("scripted"), after)
+    def _usual_error(self, *, after: bool) -> BlobError:
+        return BlobUnavailable("scripted")
 
     async def put(
         self, name: str, data: bytes | AsyncIterator[bytes], *, sha256: str | None = None
@@ -105,16 +103,3 @@ class FakeBlobs:
         self.objects[name] = whole
         self._end(lost)
         return BlobInfo(name=name, size_bytes=len(whole))
-
-    async def _begin(self, call: str) -> BlobError | None:
-        await asyncio.sleep(0)
-        self.calls.append(call)
-        error, after = self._script.get(len(self.calls), (None, False))
-        if error is not None and not after:
-            raise error
-        return error
-
-    @staticmethod
-    def _end(lost: BlobError | None) -> None:
-        if lost is not None:
-            raise lost

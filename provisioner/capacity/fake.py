@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
 from provisioner.capacity.port import CapacityError, CapacityUnavailable, HostStart, Instance, NoMoreHosts
 from provisioner.clock import Clock
+from provisioner.scripted import Scripted
 
 
-class FakeCapacity:
+class FakeCapacity(Scripted[CapacityError]):
     """The `Capacity` port in memory. `starts` is every host asked for, `limit` how many there may be at once."""
 
     def __init__(self, clock: Clock, *, limit: int | None = None) -> None:
+        super().__init__()
         self._clock = clock
         self.limit = limit
         self.starts: list[HostStart] = []
         self.stopped: list[str] = []
-        self.calls: list[str] = []
         self._instances: dict[str, Instance] = {}
-        self._script: dict[int, tuple[CapacityError, bool]] = {}
 
-    def fail_call(self, number: int, error: CapacityError | None = None, *, after: bool = False) -> None:
-        """Let the call of this number (from now: 1 is the next) fail, before or after its effect."""
-        self._script[len(self.calls) + number] = (error or CapacityUnavailable("scripted"), after)
+    def _usual_error(self, *, after: bool) -> CapacityError:
+        return CapacityUnavailable("scripted")
 
     def kill(self, instance: str, detail: str = "killed") -> None:
         """Let an instance die."""
@@ -63,16 +61,3 @@ class FakeCapacity:
 
     async def close(self) -> None:
         """As the port says."""
-
-    async def _begin(self, call: str) -> CapacityError | None:
-        await asyncio.sleep(0)
-        self.calls.append(call)
-        error, after = self._script.get(len(self.calls), (None, False))
-        if error is not None and not after:
-            raise error
-        return error
-
-    @staticmethod
-    def _end(lost: CapacityError | None) -> None:
-        if lost is not None:
-            raise lost

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
 
+from provisioner.scripted import Scripted
 from provisioner.store.port import (
     Check,
     ConditionFailed,
@@ -34,24 +33,14 @@ from provisioner.store.port import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    """What happens at one call. `after`: the call takes effect, then its answer is lost."""
-
-    error: StoreError
-    after: bool = False
-
-
-class FakeStore:
+class FakeStore(Scripted[StoreError]):
     """The `Store` port in memory.
 
-    `script` maps the number of a call (from 1, reads and writes alike) to what goes wrong there; `calls` records
-    what was asked. `clock` is only used for how long tokens are known.
+    `clock` is only used for how long tokens are known.
     """
 
     def __init__(self, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self.script: dict[int, Script] = {}
-        self.calls: list[str] = []
+        super().__init__()
         self._clock = clock
         self._items: dict[str, dict[str, tuple[int, str, datetime | None]]] = {}
         self._tokens: dict[str, tuple[str, datetime]] = {}
@@ -66,22 +55,19 @@ class FakeStore:
     ) -> None:
         await self.close()
 
-    def fail_call(self, number: int, error: StoreError | None = None, *, after: bool = False) -> None:
-        """Let the call of this number (from now: 1 is the next) fail, before or after its effect."""
-        self.script[len(self.calls) + number] = Script(
-            error=error or StoreUnavailable("scripted"), after=after
-        )
+    def _usual_error(self, *, after: bool) -> StoreError:
+        return StoreUnavailable("scripted")
 
     async def get(self, key: Key) -> Stored | None:
         """As the port says."""
-        script = await self._begin(f"get {key.pk} {key.sk}")
-        self._end(script)
+        lost = await self._begin(f"get {key.pk} {key.sk}")
+        self._end(lost)
         return self._read(key)
 
     async def get_many(self, keys: Sequence[Key]) -> list[Stored | None]:
         """As the port says."""
-        script = await self._begin(f"get_many {len(keys)}")
-        self._end(script)
+        lost = await self._begin(f"get_many {len(keys)}")
+        self._end(lost)
         return [self._read(key) for key in keys]
 
     async def query(
@@ -90,8 +76,8 @@ class FakeStore:
         """As the port says."""
         if not 1 <= limit <= 1000:
             raise ValueError("limit is 1 to 1,000")
-        script = await self._begin(f"query {pk} {prefix}")
-        self._end(script)
+        lost = await self._begin(f"query {pk} {prefix}")
+        self._end(lost)
         found = sorted((sk for sk in self._items.get(pk, {}) if sk.startswith(prefix)), reverse=reverse)
         if after is not None:
             found = [sk for sk in found if (sk < after if reverse else sk > after)]
@@ -104,13 +90,13 @@ class FakeStore:
     async def transact(self, ops: Sequence[Op], *, token: str | None = None) -> None:
         """As the port says."""
         check_ops(ops)
-        script = await self._begin("transact " + " ".join(f"{type(op).__name__}:{op.key.pk}" for op in ops))
+        lost = await self._begin("transact " + " ".join(f"{type(op).__name__}:{op.key.pk}" for op in ops))
         if token is not None:
             known = self._tokens.get(token)
             if known is not None:
                 if known[0] != fingerprint(ops):
                     raise TokenReused(token)
-                self._end(script)
+                self._end(lost)
                 return
         stored = [self._read(op.key) for op in ops]
         for index, (op, old) in enumerate(zip(ops, stored, strict=True)):
@@ -139,7 +125,7 @@ class FakeStore:
                 self._items.setdefault(key.pk, {})[key.sk] = write
         if token is not None:
             self._tokens[token] = (fingerprint(ops), self._clock())
-        self._end(script)
+        self._end(lost)
 
     async def clean(self, now: datetime, *, limit: int = 1000) -> int:
         """Take away what expired before `now`; answers how many."""
@@ -175,18 +161,7 @@ class FakeStore:
         version, body, expires_at = found
         return Stored(key=key, item=decode(body), version=version, expires_at=expires_at)
 
-    async def _begin(self, call: str) -> Script | None:
+    async def _begin(self, call: str) -> StoreError | None:
         if self._closed:
             raise StoreUnavailable("the store is closed")
-        # Every call gives others a turn, as a real one does: races show.
-        await asyncio.sleep(0)
-        self.calls.append(call)
-        script = self.script.get(len(self.calls))
-        if script is not None and not script.after:
-            raise script.error
-        return script
-
-    @staticmethod
-    def _end(script: Script | None) -> None:
-        if script is not None:
-            raise script.error
+        return await super()._begin(call)

@@ -85,7 +85,7 @@ async def quietly(world: World, seconds: float = 60.0) -> None:
     """Time without failures: heartbeats, the queue's pump, the reconciler."""
     if isinstance(world.store, FakeStore):
         world.store.script.clear()
-    world.agents._script.clear()
+    world.agents.script.clear()
     for second in range(round(seconds)):
         for host in world.agents.hosts.values():
             host.run_all()
