@@ -10,7 +10,7 @@ from datetime import timedelta
 from provisioner import keys
 from provisioner.clock import Clock
 from provisioner.model import Host, load
-from provisioner.placement import HostView, PlacementMemory, Room, warm_name
+from provisioner.placement import Ask, Chance, HostView, Own, PlacementMemory, Room, choose, warm_name
 from provisioner.settings import ProvisionerSettings
 from provisioner.store.steady import SteadyStore
 from shoal.contract.base import HostId, SessionId
@@ -51,6 +51,21 @@ class Fleet:
         self._heard: dict[HostId, float] = {}
         self._seen: dict[HostId, dict[tuple[SessionId, int], SandboxStatus]] = {}
         self.memory = PlacementMemory()
+
+    async def take(
+        self, ask: Ask, chance: Chance, *, tried: frozenset[HostId] = frozenset()
+    ) -> tuple[HostId, Own] | None:
+        """Choose a host for it and count its room as taken from here on; None when no host can take it."""
+        host = choose(
+            ask,
+            await self.views(),
+            chance,
+            sample=self._settings.sample,
+            extra=self.memory.extra(),
+            claimed=self.memory.claimed(),
+            tried=tried,
+        )
+        return None if host is None else (host.id, self.memory.begin(host.id, ask.room, ask.warm))
 
     async def views(self) -> list[HostView]:
         """The hosts for placement."""

@@ -13,7 +13,7 @@ from provisioner.agents.port import HostRef
 from provisioner.context import Context, log
 from provisioner.lifecycle import UNPLACED
 from provisioner.model import Session, replace
-from provisioner.placement import Ask, Own, Room, choose, warm_key, warm_name
+from provisioner.placement import Ask, Own, Room, warm_key, warm_name
 from provisioner.sessions import records
 from provisioner.sessions.ending import Ending
 from provisioner.sessions.records import Loaded
@@ -102,18 +102,10 @@ class Placing:
                 host_id, own = first
                 first = None
             else:
-                host = choose(
-                    ask,
-                    await context.fleet.views(),
-                    context.chance,
-                    sample=context.settings.sample,
-                    extra=memory.extra(),
-                    claimed=memory.claimed(),
-                    tried=frozenset(tried),
-                )
-                if host is None:
+                taken = await context.fleet.take(ask, context.chance, tried=frozenset(tried))
+                if taken is None:
                     return await self._back(found, Phase.WAITING_FOR_HOST)
-                host_id, own = host.id, memory.begin(host.id, ask.room, ask.warm)
+                host_id, own = taken
             known = await context.fleet.host(host_id)
             if known is None or known.address is None:
                 memory.refused(host_id, own)

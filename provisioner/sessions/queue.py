@@ -13,7 +13,7 @@ from datetime import datetime
 from provisioner.context import Context, log
 from provisioner.lifecycle import UNPLACED
 from provisioner.model import Queued, load, replace
-from provisioner.placement import Ask, Own, Room, WarmName, choose, warm_name
+from provisioner.placement import Ask, Own, Room, WarmName, warm_name
 from provisioner.sessions import records
 from provisioner.sessions.placing import Placing
 from provisioner.sessions.records import Loaded
@@ -70,7 +70,6 @@ class Pump:
 
     async def _pool(self, pool: str) -> None:
         context = self._context
-        memory = context.fleet.memory
         now = context.clock.now()
         stored = await context.store.query_all(f"QUEUE#{pool}")
         entries = [load(Queued, item.item) for item in stored]
@@ -85,24 +84,14 @@ class Pump:
                 warm=warm_name(entry.key),
             )
             kind = (ask.room, ask.warm)
-            host = None
-            if kind not in misfits:
-                host = choose(
-                    ask,
-                    await context.fleet.views(),
-                    context.chance,
-                    sample=context.settings.sample,
-                    extra=memory.extra(),
-                    claimed=memory.claimed(),
-                )
-            if host is None:
+            # The room counts from here, so that the next in the queue does not take it for free.
+            first = None if kind in misfits else await context.fleet.take(ask, context.chance)
+            if first is None:
                 misfits.add(kind)
                 waiting += 1
                 if waiting >= _MISFITS:
                     break
                 continue
-            # The room counts from here, so that the next in the queue does not take it for free.
-            first = (host.id, memory.begin(host.id, ask.room, ask.warm))
             await self._limit.acquire()
             task = context.background.start(self._one(entry, first), "place queued session")
             self._placed.add(task)
