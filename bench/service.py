@@ -1,4 +1,4 @@
-"""A server for the benchmark: its own temporary home and port, ended with everything of it."""
+"""A server for the benchmark and the demo: its own temporary home and port, ended with everything of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Server:
 @contextmanager
 def served(*, warm: int) -> Iterator[Server]:
     """Run `python -m api` until the block is left; `warm` sandboxes are kept of each image in use."""
-    root = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
+    root = Path(tempfile.mkdtemp(prefix="shoal-own-"))
     ready, log, credentials = root / "ready.json", root / "server.log", root / "client.json"
     command = [sys.executable, "-m", "api", "up", "--home", str(root / "home"), "--port", "0"]
     command += ["--warm", str(warm), "--max-hosts", "1", "--idle-to-zero-s", "3600"]
@@ -40,10 +40,13 @@ def served(*, warm: int) -> Iterator[Server]:
     try:
         while not ready.exists():
             if process.poll() is not None:
-                raise SystemExit(f"the server did not start:\n{log.read_text(errors='replace')[-3000:]}")
+                told = log.read_text(errors="replace")[-3000:]
+                raise SystemExit(
+                    f"{told}\nthe server did not start; `shoal doctor` says what this machine lacks"
+                )
             time.sleep(0.05)
-        told = json.loads(credentials.read_text())
-        yield Server(url=told["url"], api_key=told["api_key"], home=root / "home", pid=process.pid)
+        opened = json.loads(credentials.read_text())
+        yield Server(url=opened["url"], api_key=opened["api_key"], home=root / "home", pid=process.pid)
     finally:
         process.terminate()
         process.wait()
