@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from tests.e2e.leftovers import _loops, cgroup_names
+from tests.e2e.leftovers import cgroup_names, loops
 
 #: Descriptors of namespaces that wait for a sandbox, and the most of them that an agent keeps.
 MADE_AHEAD = ("net", "user")
@@ -72,7 +72,7 @@ def census(home: Path) -> dict[str, int]:
     counts["mounts"] = sum(
         str(home) in line for line in Path("/proc/self/mountinfo").read_text().splitlines()
     )
-    counts["loop devices"] = len(_loops(str(home)))
+    counts["loop devices"] = len(loops(str(home)))
     counts["cgroups"] = _cgroup_directories(names)
     counts["keys"] = len(Path("/proc/keys").read_text().splitlines())
     counts["sandbox directories"] = sum(1 for _ in home.glob("hosts/*/**/sandboxes/*"))

@@ -33,7 +33,7 @@ def leftovers(home: Path, cgroup_names: frozenset[str] = frozenset()) -> Leftove
     return Leftovers(
         processes=tuple(_processes(marker)),
         mounts=tuple(_lines_with(Path("/proc/self/mountinfo"), marker)),
-        loops=tuple(_loops(marker)),
+        loops=tuple(loops(marker)),
         cgroups=tuple(_cgroups(cgroup_names)),
     )
 
@@ -56,7 +56,8 @@ def _lines_with(path: Path, marker: str) -> list[str]:
     return [line for line in path.read_text().splitlines() if marker in line]
 
 
-def _loops(marker: str) -> list[str]:
+def loops(marker: str) -> list[str]:
+    """Loop devices over files that a home has."""
     found = []
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
         try:

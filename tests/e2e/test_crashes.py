@@ -13,25 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.census import agent_pids
 from tests.e2e.conftest import Server, a_server, register
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-def agents_of(home: Path) -> list[int]:
-    """Pids of the agents (not their holders) of a home."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            command = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        is_agent = b"runtime_image.agent" in command and not any(b"holder" in part for part in command[:3])
-        if is_agent and str(home).encode() in b" ".join(command):
-            found.append(int(entry.name))
-    return found
 
 
 def step(server: Server, session: str, id: str, command: str, seen: Counter[str]) -> dict[str, Any]:
@@ -72,7 +57,7 @@ def test_killed_again_and_again_every_step_runs_once(victim: str) -> None:
             for number in range(25):
                 if number == 10:
                     if victim == "agent":
-                        (pid,) = agents_of(server.home)
+                        (pid,) = agent_pids(server.home)
                         killer = threading.Timer(0.004 * round, os.kill, (pid, signal.SIGKILL))
                         killer.start()
                     else:
