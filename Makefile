@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PACKAGES := shoal provisioner api runtime_image costs
 CODE := $(PACKAGES) tests bench examples scripts
 
-.PHONY: help setup demo test test-fast check format lint types imports unit openapi bench chaos lock wheel clean
+.PHONY: help setup demo test test-fast check format lint types imports unit openapi bench lock wheel clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

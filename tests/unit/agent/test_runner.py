@@ -103,6 +103,17 @@ async def started(world: World, count: int) -> None:
         await asyncio.sleep(0)
 
 
+async def leave_a_child(world: World) -> FakeProcess:
+    """A step `a` whose leader has ended and whose child runs on."""
+    world.link.on_spawn = hold
+    run = await world.submit("a")
+    await started(world, 1)
+    child = FakeProcess(world.link.spawned[0].spec, world.groups["a1"])
+    world.link.spawned[0].end(0)
+    await run.settled.wait()
+    return child
+
+
 async def test_one_after_another_in_arrival_order(world: World) -> None:
     """The second starts when the first has ended; its seq is given then; a parallel one does not wait."""
     world.link.on_spawn = hold
@@ -279,12 +290,7 @@ async def test_memory_is_blamed_only_when_it_was_memory(world: World) -> None:
 
 async def test_a_group_with_children_left_is_removed_when_they_end(world: World) -> None:
     """What a leader leaves running keeps its group; the sweep takes it once it is empty."""
-    world.link.on_spawn = hold
-    run = await world.submit("a")
-    await started(world, 1)
-    child = FakeProcess(world.link.spawned[0].spec, world.groups["a1"])
-    world.link.spawned[0].end(0)
-    await run.settled.wait()
+    child = await leave_a_child(world)
     assert not world.groups["a1"].removed
     child.end(0)
     world.actions.sweep_groups()
@@ -293,12 +299,7 @@ async def test_a_group_with_children_left_is_removed_when_they_end(world: World)
 
 async def test_what_an_ended_step_left_running_can_be_killed(world: World) -> None:
     """A kill of it ends its children and answers the record unchanged; once nothing is left, it has ended."""
-    world.link.on_spawn = hold
-    run = await world.submit("a")
-    await started(world, 1)
-    child = FakeProcess(world.link.spawned[0].spec, world.groups["a1"])
-    world.link.spawned[0].end(0)
-    await run.settled.wait()
+    child = await leave_a_child(world)
     answered = await world.actions.kill("a")
     assert isinstance(answered, Replay)
     assert json.loads(answered.record)["observation"]["exit_code"] == 0
