@@ -1,0 +1,85 @@
+"""Clients of the AWS SDK: one session, one client per service, opened at first use, closed together.
+
+The SDK is imported when the first client is asked for, not before: it costs half a second of a cold start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+#: Tries of one call by the SDK itself, the first included; what is left then is the caller's to repeat.
+SDK_ATTEMPTS = 3
+#: Seconds to connect, and without an answer, until a call is given up.
+CONNECT_S = 3.0
+READ_S = 20.0
+#: Connections per service: a process has at most so many calls under way.
+CONNECTIONS = 64
+
+
+class AwsClients:
+    """The clients of one process (and one event loop).
+
+    Args:
+        region: None takes the SDK's own (environment, profile).
+        endpoint: Answers for every service; None takes the SDK's own (`AWS_ENDPOINT_URL`), else AWS.
+        credentials: `aws_access_key_id` and so on, for tests; None takes the SDK's own.
+    """
+
+    def __init__(
+        self,
+        *,
+        region: str | None = None,
+        endpoint: str | None = None,
+        credentials: dict[str, str] | None = None,
+    ) -> None:
+        self._region = region
+        self._endpoint = endpoint
+        self._credentials = credentials or {}
+        self._stack = AsyncExitStack()
+        self._clients: dict[str, Any] = {}
+        self._opening = asyncio.Lock()
+        self._session: Any = None
+
+    async def get(self, service: str) -> Any:
+        """The client of a service (`dynamodb`, `s3`, `ecs`, `autoscaling`, `ec2`, `batch`)."""
+        client = self._clients.get(service)
+        if client is not None:
+            return client
+        async with self._opening:
+            if service not in self._clients:
+                self._clients[service] = await self._open(service)
+            return self._clients[service]
+
+    async def _open(self, service: str) -> Any:
+        import aioboto3
+        from botocore.config import Config
+
+        if self._session is None:
+            self._session = aioboto3.Session()
+        config = Config(
+            connect_timeout=CONNECT_S,
+            read_timeout=READ_S,
+            max_pool_connections=CONNECTIONS,
+            # Standard, not adaptive: its client-side rate limiter blocks inside the SDK, unseen and uncounted.
+            # Adapters slow down by themselves, within bounds, and count it.
+            retries={"mode": "standard", "total_max_attempts": SDK_ATTEMPTS},
+            s3={"addressing_style": "path"} if self._endpoint else {},
+            tcp_keepalive=True,
+            user_agent_extra="shoal",
+        )
+        return await self._stack.enter_async_context(
+            self._session.client(
+                service,
+                region_name=self._region,
+                endpoint_url=self._endpoint,
+                config=config,
+                **self._credentials,
+            )
+        )
+
+    async def close(self) -> None:
+        """Close all; repeatable."""
+        await self._stack.aclose()
+        self._clients.clear()
