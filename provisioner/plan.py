@@ -159,6 +159,8 @@ class Plan:
 
     Attributes:
         start: How many hosts to start per pool.
+        resume: Hosts per pool whose start was ordered and whose driver knows no machine of theirs yet, oldest first:
+            the driver is asked for them again, before those of `start`.
         lose: Hosts to declare lost.
         drain, undrain: Hosts to change so.
         stop: Machines to end.
@@ -170,6 +172,7 @@ class Plan:
     """
 
     start: Mapping[str, int] = field(default_factory=dict)
+    resume: Mapping[str, tuple[HostId, ...]] = field(default_factory=dict)
     lose: tuple[LoseHost, ...] = ()
     drain: tuple[HostId, ...] = ()
     undrain: tuple[HostId, ...] = ()

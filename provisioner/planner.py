@@ -44,6 +44,7 @@ class _First:
 def plan(view: View, policy: Policy, now: datetime) -> Plan:
     """What to do now."""
     start: dict[str, int] = {}
+    resume: dict[str, tuple[HostId, ...]] = {}
     lose = [lost for host in view.hosts if (lost := _lost(host, policy, now)) is not None]
     losing = {each.host for each in lose}
     stop = [
@@ -71,6 +72,8 @@ def plan(view: View, policy: Policy, now: datetime) -> Plan:
             for host in view.hosts
             if host.view.pool == pool.name and host.state in _COMING and host.view.id not in losing
         ]
+        if ordered := _ordered(hosts):
+            resume[pool.name] = ordered
         state = _state(view.pools.get(pool.name, PoolState(name=pool.name)), hosts, lose, pool.name, now)
         asks = [
             Ask(pool=pool.name, substrate=each.substrate, room=each.room, warm=each.warm)
@@ -117,6 +120,7 @@ def plan(view: View, policy: Policy, now: datetime) -> Plan:
         levels += levels_for(pool, hosts, warming, wanted, recent, now)
     return Plan(
         start=start,
+        resume=resume,
         lose=tuple(lose),
         drain=tuple(drain),
         undrain=tuple(undrain),
@@ -131,6 +135,12 @@ def plan(view: View, policy: Policy, now: datetime) -> Plan:
 
 def _lead(policy: Policy) -> timedelta:
     return timedelta(seconds=max(LEAD_S, policy.host_start_s))
+
+
+def _ordered(hosts: Iterable[HostFacts]) -> tuple[HostId, ...]:
+    """Hosts that were ordered and have no machine yet, oldest first."""
+    found = [host for host in hosts if host.state is HostState.STARTING and host.instance is None]
+    return tuple(host.view.id for host in sorted(found, key=lambda host: (host.created_at, host.view.id)))
 
 
 def _lost(host: HostFacts, policy: Policy, now: datetime) -> LoseHost | None:

@@ -124,6 +124,8 @@ def applied(view: View, decided: Plan, now: datetime) -> View:
             each = dataclasses.replace(
                 each, state=HostState.READY, drain=False, view=dataclasses.replace(each.view, open=True)
             )
+        if id in decided.resume.get(each.view.pool, ()):
+            each = dataclasses.replace(each, instance=InstanceFacts(id=f"i-{id}", host=id, alive=True))
         if id in levels:
             each = dataclasses.replace(each, levels=levels[id])
         if each.instance is not None and each.instance.id in stopped:
@@ -332,6 +334,24 @@ def test_hosts_that_are_coming_count() -> None:
     assert plan(view, policy(), NOW).start == {}
     more = dataclasses.replace(view, waiting=tuple(waiting(n) for n in range(9)))
     assert plan(more, policy(), NOW).start == {"default": 1}
+
+
+def test_ordered_hosts_are_asked_for_again() -> None:
+    """A start without a machine goes on, oldest first and no further one for it, until it is given up."""
+    about = {"state": HostState.STARTING, "instance": None, "heard_at": None, "busy_at": None}
+    view = View(
+        hosts=(
+            host("b", created_at=NOW - timedelta(seconds=5), **about),
+            host("a", created_at=NOW - timedelta(seconds=9), **about),
+            host("c", **(about | {"instance": InstanceFacts(id="i-c", host=HostId("c"), alive=True)})),
+            host("old", created_at=NOW - timedelta(seconds=61), **about),
+        ),
+        waiting=tuple(waiting(n) for n in range(24)),
+    )
+    decided = plan(view, policy(), NOW)
+    assert decided.resume == {"default": ("a", "b")}
+    assert [each.host for each in decided.lose] == ["old"]
+    assert decided.start == {}
 
 
 def test_says_why_it_does_not_scale() -> None:
