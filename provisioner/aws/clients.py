@@ -66,6 +66,8 @@ class AwsClients:
             # Adapters slow down by themselves, within bounds, and count it.
             retries={"mode": "standard", "total_max_attempts": SDK_ATTEMPTS},
             s3={"addressing_style": "path"} if self._endpoint else {},
+            # Presigned URLs would else be of version 2, which signs no headers and which new Regions refuse.
+            signature_version="s3v4" if service == "s3" else None,
             tcp_keepalive=True,
             user_agent_extra="shoal",
         )

@@ -81,7 +81,13 @@ class FakeBlobs(Scripted[BlobError]):
                 yield BlobInfo(name=name, size_bytes=len(self.objects[name]))
 
     async def presign(
-        self, method: Literal["get", "put"], name: str, *, expires_s: float = 900.0
+        self,
+        method: Literal["get", "put"],
+        name: str,
+        *,
+        expires_s: float = 900.0,
+        sha256: str | None = None,
+        size_bytes: int | None = None,
     ) -> Presigned:
         """As the port says; nothing listens at the URL."""
         lost = await self._begin(f"presign {method} {check_name(name)}")

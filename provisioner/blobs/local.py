@@ -120,7 +120,13 @@ class LocalBlobs:
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
     async def presign(
-        self, method: Literal["get", "put"], name: str, *, expires_s: float = 900.0
+        self,
+        method: Literal["get", "put"],
+        name: str,
+        *,
+        expires_s: float = 900.0,
+        sha256: str | None = None,
+        size_bytes: int | None = None,
     ) -> Presigned:
         """As the port says; the URL does not expire, since whoever can read it can read the directory."""
         path = self._path(name)

@@ -109,9 +109,20 @@ class Blobs(Protocol):
         """Objects whose name starts with `prefix`, in order of name."""
 
     async def presign(
-        self, method: Literal["get", "put"], name: str, *, expires_s: float = 900.0
+        self,
+        method: Literal["get", "put"],
+        name: str,
+        *,
+        expires_s: float = 900.0,
+        sha256: str | None = None,
+        size_bytes: int | None = None,
     ) -> Presigned:
-        """A URL with which a host reads or writes that object for `expires_s` seconds, without a key of its own."""
+        """A URL with which a host reads or writes that object for `expires_s` seconds, without a key of its own.
+
+        Args:
+            sha256, size_bytes: What is put must be of this sum (hex) and size, where the store can hold it to that;
+                None leaves it open. The headers answered belong to the request.
+        """
 
     async def close(self) -> None:
         """Release everything; repeatable."""

@@ -6,8 +6,9 @@ import asyncio
 import errno
 import hashlib
 import os
+import random
 import urllib.parse
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -22,16 +23,31 @@ from provisioner.blobs.port import (
     Blobs,
     BlobUnavailable,
 )
+from provisioner.blobs.s3 import S3Blobs
+from tests.contract.hostile_s3 import HastyClock, HostileS3
+from tests.emulators import aws_clients, fresh_name
 
-ADAPTERS: dict[str, Callable[[Path], Blobs]] = {
-    "local": lambda path: LocalBlobs(path / "blobs"),
-    "fake": lambda path: FakeBlobs(),
-}
+#: `s3-bad-day` is S3 through a client that loses answers, is throttled, conflicts and breaks bodies off.
+ADAPTERS = ("fake", "local", "s3", "s3-bad-day")
 
 
-@pytest.fixture(params=sorted(ADAPTERS))
-def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
-    return ADAPTERS[request.param](tmp_path)
+@pytest.fixture(params=ADAPTERS)
+async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Blobs]:
+    if request.param == "fake":
+        yield FakeBlobs()
+    elif request.param == "local":
+        yield LocalBlobs(tmp_path / "blobs")
+    else:
+        clients = aws_clients(request.getfixturevalue("ministack"))
+        bucket = fresh_name()
+        await (await clients.get("s3")).create_bucket(Bucket=bucket)
+        if request.param == "s3":
+            yield S3Blobs(clients, bucket, prefix="some/where/")
+        else:
+            seed = random.randrange(1 << 30)
+            print(f"seed {seed}")
+            yield S3Blobs(HostileS3(clients, seed), bucket, clock=HastyClock())
+        await clients.close()
 
 
 async def pieces(*chunks: bytes) -> AsyncIterator[bytes]:
