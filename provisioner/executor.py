@@ -3,15 +3,15 @@ others to be done: the next tick plans what is still missing."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 from provisioner import keys
 from provisioner.auth import hash_secret
-from provisioner.capacity.port import Capacity, CapacityError, HostStart
+from provisioner.capacity.port import Capacity, CapacityError, HostStart, NoMoreHosts, Settles
 from provisioner.context import Context, log
 from provisioner.departure import Departure
+from provisioner.join_tokens import JoinTokens
 from provisioner.lifecycle import HOST, move
 from provisioner.model import Host, HostOrders, PoolState, dump, load, replace
 from provisioner.plan import Plan, SetLevels
@@ -40,6 +40,8 @@ class Executor:
         self._capacity = capacity
         self._sessions = sessions
         self._departure = departure
+        self._tokens = JoinTokens(context.store)
+        self._stopping: set[str] = set()
 
     async def execute(self, plan: Plan) -> list[Failure]:
         """Do all of it; answers what failed."""
@@ -62,14 +64,15 @@ class Executor:
             await step("undrain", self._drain(host, drain=False))
         for levels in plan.levels:
             await step("levels", self._levels(levels))
-        for pool, count in plan.start.items():
-            await step("start", self._start(pool, count))
-        if plan.stop:
-            for stop in plan.stop:
+        for pool in dict.fromkeys((*plan.resume, *plan.start)):
+            await step("start", self._start(pool, plan.start.get(pool, 0), plan.resume.get(pool, ())))
+        stops = [stop for stop in plan.stop if stop.instance not in self._stopping]
+        if stops:
+            for stop in stops:
                 log.info("host.stopping", host_id=stop.host, reason=stop.reason)
             # Ending a host takes seconds; nothing else waits for it.
             self._context.background.start(
-                self._stop([(stop.instance, stop.host) for stop in plan.stop]), "stop hosts"
+                self._stop([(stop.instance, stop.host) for stop in stops]), "stop hosts"
             )
         for host in plan.forget:
             await step("forget", self._departure.forget(host))
@@ -82,12 +85,24 @@ class Executor:
     async def _pool(self, state: PoolState) -> None:
         await self._context.store.transact([Put(key=keys.pool(state.name), item=dump(state))])
 
-    async def _start(self, pool: str, count: int) -> None:
+    async def settle(self) -> None:
+        """Let the driver give back what it holds or has ordered for nobody.
+
+        Raises:
+            CapacityError, ShoalError: Some is left; the next time tries again.
+        """
+        if not isinstance(self._capacity, Settles):
+            return
+        hosts = [load(Host, stored.item) for stored in await self._context.store.query_all(keys.HOSTS)]
+        await self._capacity.settle({host.id for host in hosts if host.state is HostState.STARTING})
+
+    async def _start(self, pool: str, count: int, resume: Sequence[HostId] = ()) -> None:
+        """Ask for `count` new hosts, and again for those of `resume` that the driver still owes."""
         context = self._context
-        starts: list[HostStart] = []
+        starts = await self._owed(resume)
         for _ in range(count):
             id = HostId(context.ids("hst"))
-            token = f"{id}.{secrets.token_urlsafe(32)}"
+            token = await self._tokens.token(id)
             host = Host(
                 id=id,
                 pool=pool,
@@ -98,17 +113,41 @@ class Executor:
             )
             # The record first: a machine without one is an orphan, and is ended.
             await context.store.transact([Put(key=keys.host(id), item=dump(host), conditions=(Absent(),))])
-            starts.append(HostStart(host=id, pool=pool, join_token=token))
-        log.info("hosts.starting", pool=pool, count=count)
+            starts.append(HostStart(host=id, pool=pool, join_token=token, asked_at=host.created_at))
+        if not starts:
+            return
+        log.info("hosts.starting", pool=pool, count=count, owed=len(starts) - count)
         try:
             await self._capacity.start(starts)
         except CapacityError as error:
-            there = {instance.host for instance in await self._capacity.instances()}
-            for start in starts:
-                if start.host not in there:
-                    await self._departure.forget(start.host)
+            await self._give_up(starts, resume, error)
             await self._note_failure(pool, error.reason)
             raise
+
+    async def _owed(self, hosts: Sequence[HostId]) -> list[HostStart]:
+        """What the driver was asked for before, as it was."""
+        starts: list[HostStart] = []
+        for stored in await self._context.store.get_many([keys.host(id) for id in hosts]):
+            host = load(Host, stored.item) if stored else None
+            if host is None or host.state is not HostState.STARTING:
+                continue
+            token = await self._tokens.token(host.id)
+            starts.append(HostStart(host=host.id, pool=host.pool, join_token=token, asked_at=host.created_at))
+        return starts
+
+    async def _give_up(
+        self, starts: Sequence[HostStart], resumed: Sequence[HostId], error: CapacityError
+    ) -> None:
+        """Forget the hosts that will not come."""
+        there = {instance.host for instance in await self._capacity.instances()}
+        for start in starts:
+            if isinstance(error, NoMoreHosts):
+                refused = error.refused is None or start.host in error.refused
+            else:
+                # Whether it happened is not known: what was on order before stays so, until its time is over.
+                refused = start.host not in resumed
+            if refused and start.host not in there:
+                await self._departure.forget(start.host)
 
     async def _note_failure(self, pool: str, reason: str) -> None:
         store = self._context.store
@@ -124,11 +163,15 @@ class Executor:
         )
 
     async def _stop(self, instances: list[tuple[str, HostId]]) -> None:
+        names = [instance for instance, _ in instances]
+        self._stopping.update(names)
         try:
-            await self._capacity.stop([instance for instance, _ in instances])
+            await self._capacity.stop(names)
         except CapacityError as error:
             log.warning("plan.step_failed", step="stop", reason=error.reason)
             return
+        finally:
+            self._stopping.difference_update(names)
         for _, host in instances:
             await self._departure.gone(host, "Its machine was ended.", state=HostState.GONE)
         self._context.wake_reconciler.set()

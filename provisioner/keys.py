@@ -19,6 +19,13 @@ GROUPS = "GROUPS"
 SNAPSHOTS_OPEN = "SNAPSHOTS-OPEN"
 IMAGES_OPEN = "IMAGES-OPEN"
 MAIN = "-"
+#: Written to wake a reconciler in another process: the stream's filter is `dynamodb.Keys.pk.S = ["WAKE"]`.
+WAKE = Key(pk="WAKE", sk=MAIN)
+#: Whose turn it is to reconcile, and until when.
+LEASE = Key(pk="LEASE", sk="reconciler")
+
+#: The deployment's secret behind join tokens.
+JOIN_SECRET = Key(pk="JOIN", sk=MAIN)
 
 
 def moment(when: datetime) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ from provisioner.executor import Executor
 from provisioner.images import Images
 from provisioner.model import Group, load
 from provisioner.observe import observe, policy_of
-from provisioner.plan import Plan
+from provisioner.plan import Plan, Policy
 from provisioner.planner import plan
 from provisioner.sessions import Sessions
 from provisioner.sessions.groups import STALE_S
@@ -39,7 +40,12 @@ class Cleans(Protocol):
 
 
 class Reconciler:
-    """One tick at a time. `last` is the plan of the last one."""
+    """One tick at a time.
+
+    Attributes:
+        last: The plan of the last tick.
+        pending: Whether another tick soon may find more to do: the last one did something, or hosts are starting.
+    """
 
     def __init__(
         self,
@@ -58,10 +64,11 @@ class Reconciler:
         self._snapshots = snapshots
         self._images = images
         self._raw_store = raw_store
-        self._policy = policy_of(context.settings)
+        self._policy = _policy(context)
         self._chores_at: float | None = None
         self._cleaned_at: float | None = None
         self.last = Plan()
+        self.pending = False
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -82,6 +89,8 @@ class Reconciler:
         await context.demand.flush(context.store)
         view = await observe(context, self._capacity)
         decided = plan(view, self._policy, context.clock.now())
+        if not context.execution_enabled:
+            decided = replace(decided, start={}, resume={})
         if not decided.empty:
             log.info(
                 "reconcile.plan",
@@ -95,6 +104,7 @@ class Reconciler:
             )
             await self._executor.execute(decided)
         self.last = decided
+        self.pending = not decided.empty or any(host.state is HostState.STARTING for host in view.hosts)
         now = context.clock.monotonic()
         if self._chores_at is None or now - self._chores_at >= _CHORES_S:
             self._chores_at = now
@@ -108,16 +118,19 @@ class Reconciler:
             ("groups", self._groups),
             ("images", self._images.recover),
             ("snapshots", lambda: self._snapshots.recover(hosts)),
+            ("machines", self._executor.settle),
             ("clean", self._clean),
         ]
         for name, chore in chores:
             try:
                 await chore()
-            except (ShoalError, ConditionFailed) as error:
+            except (ShoalError, CapacityError, ConditionFailed) as error:
                 log.warning("chore.failed", chore=name, reason=str(error))
 
     async def _groups(self) -> None:
-        """Finish groups that their makers left."""
+        """Finish groups that their makers left; while nothing may be started they stay as they are."""
+        if not self._context.execution_enabled:
+            return
         stale = self._context.clock.now() - timedelta(seconds=STALE_S)
         for stored in await self._context.store.query_all(keys.GROUPS):
             group = load(Group, stored.item)
@@ -132,3 +145,11 @@ class Reconciler:
             self._cleaned_at = now
             while await self._raw_store.clean(self._context.clock.now()) >= 1000:
                 continue
+
+
+def _policy(context: Context) -> Policy:
+    policy = policy_of(context.settings)
+    if context.execution_enabled:
+        return policy
+    # Spending is frozen: what is idle goes, down to nothing.
+    return replace(policy, pools=tuple(replace(pool, min_hosts=0) for pool in policy.pools))

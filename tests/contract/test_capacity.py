@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,9 @@ while True:
 """
 
 
+ASKED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
 def command(start: HostStart, home: Path) -> list[str]:
     return [sys.executable, "-c", HOST, str(home), start.join_token]
 
@@ -59,7 +63,7 @@ async def capacity(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 
 
 def start(n: int) -> HostStart:
-    return HostStart(host=HostId(f"hst_{n}"), pool="default", join_token=f"hst_{n}.secret")
+    return HostStart(host=HostId(f"hst_{n}"), pool="default", join_token=f"hst_{n}.secret", asked_at=ASKED_AT)
 
 
 async def test_hosts_come_and_go(capacity: Capacity) -> None:
