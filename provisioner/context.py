@@ -37,6 +37,15 @@ class Wake:
         """There is something to do."""
         self._event.set()
 
+    @property
+    def is_set(self) -> bool:
+        """Whether there is something to do that nobody waited for yet."""
+        return self._event.is_set()
+
+    def clear(self) -> None:
+        """It is being seen to."""
+        self._event.clear()
+
     async def wait(self, seconds: float) -> None:
         """Return when there is something to do, or after `seconds`."""
         await event_or_time(self._clock, self._event, seconds)
@@ -44,20 +53,42 @@ class Wake:
 
 
 class Background:
-    """Tasks that go on after the call that began them; `close` waits for them and ends what does not end."""
+    """Tasks that go on after the call that began them; `close` waits for them and ends what does not end.
+
+    A process may die, or be stopped between two calls (Lambda), with any of them half done. So none may be the only one
+    that sees to something: what it does is also found undone, and done, by others (`provisioner.turns` lists by whom).
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._long: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, Any], what: str) -> asyncio.Task[Any]:
-        """Begin; a failure is logged."""
+    def start(self, work: Coroutine[Any, Any, Any], what: str, *, long: bool = False) -> asyncio.Task[Any]:
+        """Begin; a failure is logged.
+
+        Args:
+            long: It may take longer than any call; `settle` does not wait for it.
+        """
         task = asyncio.create_task(work, name=what)
         self._tasks.add(task)
+        if long:
+            self._long.add(task)
         task.add_done_callback(self._done)
         return task
 
+    async def settle(self, clock: Clock, within_s: float) -> bool:
+        """Wait until nothing runs but what is long, at most so many seconds; answers whether it came to that."""
+        slept = asyncio.ensure_future(clock.sleep(within_s))
+        try:
+            while (short := self._tasks - self._long) and not slept.done():
+                await asyncio.wait({slept, *short}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            slept.cancel()
+        return not short
+
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
+        self._long.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.warning("background.failed", what=task.get_name(), exc_info=task.exception())
 
@@ -84,6 +115,7 @@ class Context:
         replica: This process's name among its equals.
         chance: For placement's draw and for jitter.
         wake_queue, wake_reconciler: Set when somebody waits for a place, or for hosts.
+        execution_enabled: False takes no new session and no prepare, and starts no host.
     """
 
     store: SteadyStore
@@ -103,3 +135,4 @@ class Context:
     background: Background
     wake_queue: Wake
     wake_reconciler: Wake
+    execution_enabled: bool = True

@@ -40,6 +40,11 @@ class DemandLog:
         self._clock = clock
         self._pending: dict[tuple[str, WarmName], _Pending] = {}
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to write down."""
+        return bool(self._pending)
+
     def note(
         self, pool: str, source: Source, substrate: Substrate, resources: Resources, count: int = 1
     ) -> None:

@@ -64,8 +64,10 @@ from provisioner.settings import ProvisionerSettings
 from provisioner.snapshots import Snapshots
 from provisioner.store.port import Store
 from provisioner.store.steady import SteadyStore
+from provisioner.turns import Turns
 from provisioner.usage import Usage
 from provisioner.waiters import Waiters
+from provisioner.wakes import StoredWake
 from shoal.contract.base import new_id
 
 
@@ -83,7 +85,8 @@ class Counts:
 @dataclass(frozen=True, kw_only=True)
 class Services:
     """Everything a surface needs. `start` begins the background work (reconciler, queue), `close` ends it; a test
-    may leave both out and drive `reconciler.tick()` and `pump.drain()` itself."""
+    may leave both out and drive `reconciler.tick()` and `pump.drain()` itself. A process that runs only while it
+    answers (Lambda) starts nothing, and answers in `turns`."""
 
     settings: ProvisionerSettings
     store: Store
@@ -101,16 +104,23 @@ class Services:
     pump: Pump
     context: Context
     capacity: Capacity
+    turns: Turns
     _loops: list[asyncio.Task[None]] = field(default_factory=list, repr=False)
 
-    async def start(self) -> None:
+    async def start(self, *, reconciles: bool = True) -> None:
         """Read the keys and begin the background work.
+
+        Args:
+            reconciles: False leaves hosts to a reconciler in another process.
 
         Raises:
             ShoalError: UNAVAILABLE when the store does not answer.
         """
         await self.signer.refresh()
-        self._loops.append(asyncio.create_task(self.reconciler.run(), name="reconciler"))
+        if reconciles:
+            self._loops.append(asyncio.create_task(self.reconciler.run(), name="reconciler"))
+        else:
+            self._loops.append(asyncio.create_task(self.turns.upkeep(), name="upkeep"))
         self._loops.append(asyncio.create_task(self.pump.run(), name="queue"))
 
     async def close(self) -> None:
@@ -176,6 +186,8 @@ def build_services(
     builder: Builder | None = None,
     ids: Ids = new_id,
     chance: random.Random | None = None,
+    reconciler_elsewhere: bool = False,
+    execution_enabled: bool = True,
 ) -> Services:
     """Wire the use cases.
 
@@ -185,10 +197,13 @@ def build_services(
         builder: Makes images from recipes, references and archives; None answers those with NOT_IMPLEMENTED.
         ids: Makes an id of a kind.
         chance: For placement's draw and for jitter; None seeds one.
+        reconciler_elsewhere: Whether the reconciler is another process, to be woken through the store.
+        execution_enabled: False takes no new session and starts no host; what runs may end, and what is idle goes.
     """
     chance = chance or random.Random()
     steady = SteadyStore(store, clock, chance)
     sources = Sources(steady, blobs)
+    background = Background()
     context = Context(
         store=steady,
         blobs=blobs,
@@ -204,9 +219,12 @@ def build_services(
         sources=sources,
         pins=Pins(steady, sources, clock),
         demand=DemandLog(clock),
-        background=Background(),
+        background=background,
         wake_queue=Wake(clock),
-        wake_reconciler=Wake(clock),
+        wake_reconciler=(
+            StoredWake(clock, steady, background, replica) if reconciler_elsewhere else Wake(clock)
+        ),
+        execution_enabled=execution_enabled,
     )
     sessions = Sessions(context)
     snapshots = Snapshots(context)
@@ -215,6 +233,7 @@ def build_services(
     departure = Departure(context, sessions)
     executor = Executor(context, capacity, sessions, departure)
     heartbeats = Heartbeats(context, sessions, snapshots, usage, departure)
+    pump = Pump(context, sessions.placing)
     return Services(
         settings=settings,
         store=steady,
@@ -229,7 +248,8 @@ def build_services(
         usage=usage,
         hosts=Hosts(context, heartbeats, departure),
         reconciler=Reconciler(context, capacity, executor, sessions, snapshots, images, store),
-        pump=Pump(context, sessions.placing),
+        pump=pump,
         context=context,
         capacity=capacity,
+        turns=Turns(context, pump),
     )

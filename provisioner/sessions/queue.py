@@ -27,6 +27,8 @@ _AT_ONCE = 32
 #: Misfits in a row after which a pass stops looking: what is behind them is hardly smaller.
 _MISFITS = 50
 _INTERVAL_S = 1.0
+#: Seconds after which a queue that does not move wakes the reconciler again.
+_AGAIN_S = 10.0
 
 Order = Callable[[list[Queued]], Iterable[Queued]]
 
@@ -45,17 +47,29 @@ class Pump:
         self._order = order
         self._limit = asyncio.Semaphore(_AT_ONCE)
         self._placed: set[asyncio.Task[None]] = set()
+        self._newest: dict[str, tuple[datetime, float]] = {}
+        self._looked_at: float | None = None
 
     async def run(self) -> None:
         """Pump until cancelled."""
         while True:
-            try:
-                await self.look()
-            except ShoalError as error:
-                log.warning("queue.failed", code=error.code.value)
-            except Exception:  # noqa: BLE001 - the loop's top: the next pass tries again
-                log.exception("queue.broke")
+            await self.pass_by()
             await self._context.wake_queue.wait(_INTERVAL_S)
+
+    async def pass_by(self) -> None:
+        """Look once, whatever becomes of it: the next pass tries again."""
+        try:
+            await self.look()
+        except ShoalError as error:
+            log.warning("queue.failed", code=error.code.value)
+        except Exception:  # noqa: BLE001 - the loop's top
+            log.exception("queue.broke")
+
+    def due(self, every_s: float) -> bool:
+        """Whether there is a reason to look, or the last look is so long ago."""
+        if self._context.wake_queue.is_set or self._looked_at is None:
+            return True
+        return self._context.clock.monotonic() - self._looked_at >= every_s
 
     async def drain(self) -> None:
         """Place all that fit now; returns when those are placed."""
@@ -65,6 +79,7 @@ class Pump:
 
     async def look(self) -> None:
         """Begin to place all that fit now, without waiting for their starts."""
+        self._looked_at = self._context.clock.monotonic()
         for pool in self._context.settings.pools:
             await self._pool(pool.name)
 
@@ -75,7 +90,7 @@ class Pump:
         entries = [load(Queued, item.item) for item in stored]
         free = [entry for entry in entries if not _leased(entry, now) and entry.expires_at > now]
         misfits: set[tuple[Room, WarmName]] = set()
-        waiting = 0
+        waiting: list[Queued] = []
         for entry in self._order(free):
             ask = Ask(
                 pool=pool,
@@ -88,8 +103,8 @@ class Pump:
             first = None if kind in misfits else await context.fleet.take(ask, context.chance)
             if first is None:
                 misfits.add(kind)
-                waiting += 1
-                if waiting >= _MISFITS:
+                waiting.append(entry)
+                if len(waiting) >= _MISFITS:
                     break
                 continue
             await self._limit.acquire()
@@ -98,9 +113,19 @@ class Pump:
             task.add_done_callback(self._placed.discard)
         if waiting:
             self._placing.blocked.add(pool)
-            context.wake_reconciler.set()
+            self._want_hosts(pool, max(entry.created_at for entry in waiting))
         else:
             self._placing.blocked.discard(pool)
+            self._newest.pop(pool, None)
+
+    def _want_hosts(self, pool: str, newest: datetime) -> None:
+        """Wake the reconciler for a queue that grew, and now and then for one that stays: who waits in vain, where a
+        pool is as large as it may be, is no reason to look at all hosts every second."""
+        moment = self._context.clock.monotonic()
+        known = self._newest.get(pool)
+        if known is None or newest > known[0] or moment - known[1] >= _AGAIN_S:
+            self._newest[pool] = (newest, moment)
+            self._context.wake_reconciler.set()
 
     async def _one(self, entry: Queued, first: tuple[HostId, Own]) -> None:
         try:
