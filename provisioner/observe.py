@@ -41,12 +41,17 @@ def policy_of(settings: ProvisionerSettings) -> Policy:
                 warm_default=pool.warm_default,
                 warm_max=pool.warm_max,
                 warm_keep_s=pool.warm_keep_s,
+                max_step=pool.max_step,
+                headroom_sandboxes=pool.headroom_sandboxes,
+                headroom_share=pool.headroom_share,
+                scale_in_margin=pool.scale_in_margin,
             )
             for pool in settings.pools
         ),
         lease_s=settings.lease_s,
         lost_margin_s=settings.lost_margin_s,
         host_start_s=settings.host_start_s,
+        tick_s=settings.reconcile_s,
     )
 
 

@@ -15,7 +15,8 @@ from shoal.contract.states import HostState, Substrate
 
 @dataclass(frozen=True, kw_only=True)
 class PoolPolicy:
-    """What holds for one pool, as in `PoolSettings`. `host_room` None: not known before a host tells."""
+    """What holds for one pool, as in `PoolSettings`. `host_room` None: not known before a host tells; `max_step` None:
+    as many at once as it takes."""
 
     name: str
     min_hosts: int
@@ -26,16 +27,21 @@ class PoolPolicy:
     warm_default: int
     warm_max: int
     warm_keep_s: float
+    max_step: int | None = None
+    headroom_sandboxes: int = 0
+    headroom_share: float = 0.0
+    scale_in_margin: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What holds for all."""
+    """What holds for all. `tick_s`: how far apart two looks may be."""
 
     pools: tuple[PoolPolicy, ...]
     lease_s: float
     lost_margin_s: float
     host_start_s: float
+    tick_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,44 +1,37 @@
 """How many hosts, which to drain, who is lost, how many warm ones: pure, the same for the same view.
 
-Demand is what runs, what waits and what was prepared, packed on the hosts by the real placement. What does not fit
-starts hosts, all at once; what is left over after a cool-down drains them.
+Demand is what runs, what waits and what was prepared, packed on the hosts as the real placement packs. What does not
+fit starts hosts, all at once; what is left over after a cool-down drains them (`sizing`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from provisioner.model import PoolState
-from provisioner.placement import Ask, HostView, Room, choose
 from provisioner.plan import (
     HostFacts,
     LoseHost,
     Plan,
     Policy,
-    PoolPolicy,
     StopInstance,
     View,
     Wanted,
 )
+from provisioner.sizing import need_of, size, surplus
 from provisioner.warmth import levels_for
 from shoal.contract.base import HostId
-from shoal.contract.states import HostState, Substrate
+from shoal.contract.states import HostState
 
-#: Seconds before a prepare's time at which its hosts are started.
-LEAD_S = 120.0
-_FIRST_BACKOFF_S = 2.0
-_MAX_BACKOFF_S = 60.0
+#: Seconds that hosts have, once they are there, to make a prepare's sandboxes ready.
+FILL_S = 15.0
+#: How many of the latest host starts are remembered.
+_STARTS = 50
 _COMING = frozenset({HostState.STARTING, HostState.READY, HostState.DRAINING})
 _OVER = frozenset({HostState.LOST, HostState.GONE})
-
-
-class _First:
-    """No chance at all: the same plan for the same view."""
-
-    def sample(self, population: Sequence[HostView], k: int) -> list[HostView]:
-        return list(population[:k])
 
 
 def plan(view: View, policy: Policy, now: datetime) -> Plan:
@@ -75,35 +68,31 @@ def plan(view: View, policy: Policy, now: datetime) -> Plan:
         if ordered := _ordered(hosts):
             resume[pool.name] = ordered
         state = _state(view.pools.get(pool.name, PoolState(name=pool.name)), hosts, lose, pool.name, now)
-        asks = [
-            Ask(pool=pool.name, substrate=each.substrate, room=each.room, warm=each.warm)
-            for each in view.waiting
-            if each.pool == pool.name and each.expires_at > now
-        ]
-        wanted = [
-            each
-            for each in view.wanted
-            if each.pool == pool.name
-            and each.expires_at > now
-            and (each.by is None or each.by - now <= _lead(policy))
-        ]
+        waiting = [each for each in view.waiting if each.pool == pool.name and each.expires_at > now]
+        lead = lead_of(policy, state)
+        due = [each for each in view.wanted if each.pool == pool.name and each.expires_at > now]
+        wanted = _within(due, lead, now)
+        recent = [each for each in view.recent if each.pool == pool.name]
         leaving = sum(
             host.view.pool == pool.name and host.instance is not None
             for host in view.hosts
             if host.state in _OVER or host.view.id in losing
         )
-        sizing = _size(pool, hosts, asks, wanted, state, leaving, now)
+        sizing = size(pool, hosts, need_of(pool, hosts, waiting, wanted, recent, state), state, leaving, now)
         if sizing.start:
             start[pool.name] = sizing.start
         undrain += sizing.undrain
-        if not sizing.start and not sizing.undrain and not asks:
-            drain += _scale_in(pool, hosts, wanted, now)
+        if not sizing.start and not sizing.undrain and not sizing.unmet:
+            # Whoever is about to be needed again is not sent away: a stop and a start take as long as the wait.
+            soon = _within(due, 2 * lead, now)
+            drain += surplus(pool, hosts, need_of(pool, hosts, waiting, soon, recent, state), now)
+        undrained, drained = frozenset(sizing.undrain), frozenset(drain)
         stop += [
             StopInstance(instance=host.instance.id, host=host.view.id, reason="drained")
             for host in hosts
             if host.instance is not None
             and host.state is HostState.DRAINING
-            and host.view.id not in sizing.undrain
+            and host.view.id not in undrained
             and host.draining
             and host.sessions == 0
             and host.sandboxes == 0
@@ -114,9 +103,8 @@ def plan(view: View, policy: Policy, now: datetime) -> Plan:
         warming = [
             host
             for host in hosts
-            if (host.view.open and host.view.id not in drain) or host.view.id in sizing.undrain
+            if (host.view.open and host.view.id not in drained) or host.view.id in undrained
         ]
-        recent = [each for each in view.recent if each.pool == pool.name]
         levels += levels_for(pool, hosts, warming, wanted, recent, now)
     return Plan(
         start=start,
@@ -133,8 +121,18 @@ def plan(view: View, policy: Policy, now: datetime) -> Plan:
     )
 
 
-def _lead(policy: Policy) -> timedelta:
-    return timedelta(seconds=max(LEAD_S, policy.host_start_s))
+def lead_of(policy: Policy, state: PoolState) -> timedelta:
+    """How long before a prepare's time its hosts are started: what 19 of 20 hosts took of late, a tick, and the time
+    to make its sandboxes. A pool that has measured none yet takes the longest that a start may take."""
+    start_s = policy.host_start_s
+    if state.start_ms:
+        slowest = sorted(state.start_ms)[math.ceil(0.95 * len(state.start_ms)) - 1]
+        start_s = min(start_s, slowest / 1000)
+    return timedelta(seconds=start_s + policy.tick_s + FILL_S)
+
+
+def _within(wanted: Sequence[Wanted], lead: timedelta, now: datetime) -> list[Wanted]:
+    return [each for each in wanted if each.by is None or each.by - now <= lead]
 
 
 def _ordered(hosts: Iterable[HostFacts]) -> tuple[HostId, ...]:
@@ -168,7 +166,8 @@ def _lost(host: HostFacts, policy: Policy, now: datetime) -> LoseHost | None:
 def _state(
     state: PoolState, hosts: list[HostFacts], lose: list[LoseHost], pool: str, now: datetime
 ) -> PoolState:
-    """The pool's memory of failures, brought up to date."""
+    """The pool's memory of failures, of how long hosts take and how large they are, brought up to date."""
+    state = _measured(state, hosts)
     failed = [each for each in lose if each.failed and each.pool == pool]
     if failed:
         return replace(
@@ -183,134 +182,22 @@ def _state(
     return state
 
 
-class _Sizing:
-    """How many hosts are short."""
-
-    def __init__(self) -> None:
-        self.start = 0
-        self.undrain: list[HostId] = []
-        self.not_scaling: str | None = None
-
-
-def _size(
-    pool: PoolPolicy,
-    hosts: list[HostFacts],
-    asks: list[Ask],
-    wanted: list[Wanted],
-    state: PoolState,
-    leaving: int,
-    now: datetime,
-) -> _Sizing:
-    """How many hosts are short. `leaving`: machines that are being ended, and still take one of the pool's places."""
-    sizing = _Sizing()
-    shape = pool.host_room or _largest(hosts)
-    everything = [*asks, *_prepared(pool, wanted)]
-    packed = [host.view for host in hosts if host.view.open]
-    coming = [host for host in hosts if host.state is HostState.STARTING]
-    drained = [host for host in hosts if host.state is HostState.DRAINING and host.drain]
-    if shape is None:
-        # Nobody has told yet how large a host is: the first one will.
-        if (everything or pool.min_hosts) and not hosts:
-            sizing.start = max(1, min(pool.min_hosts, pool.max_hosts))
-    else:
-        packed += [_empty(host.view.id, pool, shape) for host in coming]
-        left, packed = _pack(everything, packed)
-        for host in drained:
-            if not left:
-                break
-            left, packed = _pack(left, [replace(host.view, open=True)])
-            sizing.undrain.append(host.view.id)
-        too_large = [ask for ask in left if not ask.room.fits(shape)]
-        left = [ask for ask in left if ask.room.fits(shape)]
-        if too_large:
-            sizing.not_scaling = "A request is larger than any host of this pool."
-        while left:
-            before = len(left)
-            left, _ = _pack(left, [_empty(HostId("new"), pool, shape)])
-            if len(left) == before:
-                break
-            sizing.start += 1
-            if len(hosts) + sizing.start > pool.max_hosts:
-                break
-        there = len(hosts) - len(drained) + len(sizing.undrain) + sizing.start
-        if there < pool.min_hosts:
-            sizing.start += pool.min_hosts - there
-    room_for = max(0, pool.max_hosts - len(hosts) - leaving)
-    if sizing.start > room_for:
-        sizing.start = room_for
-        sizing.not_scaling = f"The pool is at its limit of {pool.max_hosts} hosts."
-        if leaving:
-            sizing.not_scaling = "A host that is being ended still takes the place of the next."
-    if sizing.start and state.failures and state.last_failure_at is not None:
-        backoff = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(10, state.failures - 1))
-        if (now - state.last_failure_at).total_seconds() < backoff:
-            sizing.start = 0
-            sizing.not_scaling = f"Hosts do not come up: {state.last_failure}"
-    return sizing
-
-
-def _largest(hosts: Iterable[HostFacts]) -> Room | None:
-    known = [host.view.capacity for host in hosts if host.view.capacity.sandboxes]
-    return max(known, key=lambda room: (room.memory_mib, room.cpu_millis), default=None)
-
-
-def _empty(id: HostId, pool: PoolPolicy, shape: Room) -> HostView:
-    return HostView(
-        id=id, pool=pool.name, open=True, substrates=frozenset(Substrate), capacity=shape, held=Room()
+def _measured(state: PoolState, hosts: Iterable[HostFacts]) -> PoolState:
+    """What newly registered hosts tell."""
+    new = sorted(
+        (host.registered_at, host.view.id, host.registered_at - host.created_at, host.view.capacity)
+        for host in hosts
+        if host.registered_at is not None
+        and host.state is not HostState.STARTING
+        and host.view.capacity.sandboxes
+        and (state.measured_to is None or host.registered_at > state.measured_to)
     )
-
-
-def _prepared(pool: PoolPolicy, wanted: list[Wanted]) -> list[Ask]:
-    return [
-        Ask(
-            pool=pool.name,
-            substrate=each.key.substrate,
-            room=each.room,
-            warm=(each.key.digest, each.key.substrate, each.key.disk_mib),
-        )
-        for each in wanted
-        for _ in range(max(0, each.count - each.claimed))
-    ]
-
-
-def _pack(asks: Iterable[Ask], hosts: Iterable[HostView]) -> tuple[list[Ask], list[HostView]]:
-    """What does not fit on these hosts, and the hosts with the rest on them."""
-    filled = {host.id: host for host in hosts}
-    left: list[Ask] = []
-    full: set[tuple[Room, Substrate]] = set()
-    for ask in asks:
-        kind = (ask.room, ask.substrate)
-        chosen = None if kind in full else choose(ask, filled.values(), _First(), sample=len(filled) or 1)
-        if chosen is None:
-            full.add(kind)
-            left.append(ask)
-        else:
-            filled[chosen.id] = replace(chosen, held=chosen.held + ask.room)
-    return left, list(filled.values())
-
-
-def _scale_in(pool: PoolPolicy, hosts: list[HostFacts], wanted: list[Wanted], now: datetime) -> list[HostId]:
-    """Hosts that are not needed any more."""
-    ready = [host for host in hosts if host.state is HostState.READY and not host.drain]
-    staying = len(ready) + sum(host.state is HostState.STARTING for host in hosts)
-    idle = sorted(
-        (host for host in ready if host.sessions == 0 and host.sandboxes == 0 and host.view.open),
-        key=lambda host: (host.busy_at or host.created_at, host.view.id),
+    if not new:
+        return state
+    took_ms = tuple(max(0, round(took.total_seconds() * 1000)) for _, _, took, _ in new)
+    return replace(
+        state,
+        host_capacity=new[-1][3].wire(),
+        start_ms=(*state.start_ms, *took_ms)[-_STARTS:],
+        measured_to=new[-1][0],
     )
-    prepared = _prepared(pool, wanted)
-    busy = any(host.sessions or host.sandboxes for host in hosts)
-    chosen: list[HostId] = []
-    for host in idle:
-        if staying <= pool.min_hosts:
-            break
-        quiet = (now - (host.busy_at or host.created_at)).total_seconds()
-        last = staying == 1 or not (busy or prepared)
-        # The last hosts stay for `idle_to_zero_s`, the others for the cool-down.
-        if quiet < (pool.idle_to_zero_s if last else pool.scale_in_cooldown_s):
-            continue
-        rest = [each.view for each in ready if each.view.id not in (*chosen, host.view.id)]
-        if prepared and _pack(prepared, rest)[0]:
-            continue
-        chosen.append(host.view.id)
-        staying -= 1
-    return chosen

@@ -16,10 +16,16 @@ class PoolSettings(BaseSettings):
         name: How sessions ask for it.
         min_hosts, max_hosts: Bounds that scaling keeps.
         host_capacity: What one host lets sandboxes reserve, overcommit included: what the planner packs with until
-            a host of the pool has told its own. None: one host is started first, to tell.
+            a host of the pool has told its own. None: as the pool's hosts last told; the very first time one host is
+            started, to tell.
         substrates: What its hosts offer.
         idle_to_zero_s: Seconds without any demand until the pool goes down to `min_hosts`.
         scale_in_cooldown_s: Seconds a host must have been idle before it is taken away while others stay.
+        scale_in_margin: Idle hosts are taken away only while the others keep room for so much more of what runs and
+            waits, as a share of it: a ripple of demand then starts none again.
+        max_step: The most hosts started in one look of the reconciler; None starts all that are short at once.
+        headroom_sandboxes, headroom_share: Room kept free for bursts, in sandboxes of the kind asked for most of late:
+            so many, or that share of what runs and waits, whichever is more. None is kept while nothing runs or waits.
         warm_default: Warm sandboxes kept per pool and kind of sandbox that was asked for lately.
         warm_max: The most warm sandboxes of one kind that recent demand alone makes; prepares are not bound by it.
         warm_keep_s: Seconds after the last demand for a kind until its warm sandboxes go.
@@ -34,6 +40,10 @@ class PoolSettings(BaseSettings):
     substrates: tuple[Substrate, ...] = (Substrate.CONTAINER,)
     idle_to_zero_s: float = Field(default=300.0, ge=0)
     scale_in_cooldown_s: float = Field(default=60.0, ge=0)
+    scale_in_margin: float = Field(default=0.1, ge=0)
+    max_step: int | None = Field(default=None, ge=1)
+    headroom_sandboxes: int = Field(default=0, ge=0)
+    headroom_share: float = Field(default=0.0, ge=0)
     warm_default: int = Field(default=2, ge=0)
     warm_max: int = Field(default=16, ge=0)
     warm_keep_s: float = Field(default=900.0, ge=0)

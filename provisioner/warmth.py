@@ -6,6 +6,7 @@ sessions hold bounds them, and they never make a host be started; prepares do th
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ def levels_for(
     recent: Sequence[Recent],
     now: datetime,
 ) -> list[SetLevels]:
-    """The warm orders that change.
+    """The warm orders that change. What is ordered stays where it is while that is even enough.
 
     Args:
         hosts: All hosts of the pool that are there.
@@ -55,16 +56,15 @@ def levels_for(
         host.view.id: _minus(host.view.capacity, host.view.held)
         for host in sorted(warming, key=lambda host: host.view.id)
     }
+    present: dict[WarmName, dict[HostId, int]] = {}
+    for host in warming:
+        for level in host.levels:
+            present.setdefault(warm_name(level.key), {})[host.view.id] = level.count
     counts: dict[HostId, dict[WarmName, int]] = {host.view.id: {} for host in hosts}
+    full: set[Room] = set()
     for name, kind in kinds.items():
-        for _ in range(kind.count):
-            fitting = [id for id, room in free.items() if kind.room.fits(room)]
-            if not fitting:
-                break
-            # Evenly: the host with the fewest of this kind, then the emptiest.
-            id = min(fitting, key=lambda id: (counts[id].get(name, 0), -free[id].memory_mib, id))
-            free[id] = _minus(free[id], kind.room)
-            counts[id][name] = counts[id].get(name, 0) + 1
+        for id, count in _spread(kind, present.get(name, {}), free, full).items():
+            counts[id][name] = count
     changes: list[SetLevels] = []
     for host in hosts:
         levels = tuple(
@@ -74,6 +74,55 @@ def levels_for(
         if levels != host.levels:
             changes.append(SetLevels(host=host.view.id, levels=levels))
     return changes
+
+
+def _spread(
+    kind: _Kind, present: dict[HostId, int], free: dict[HostId, Room], full: set[Room]
+) -> dict[HostId, int]:
+    """How many of a kind each host keeps; takes their room out of `free`. `full`: rooms that fit nowhere any more."""
+    even = math.ceil(kind.count / max(1, len(free)))
+    kept: dict[HostId, int] = {}
+    for id, count in sorted(present.items()):
+        # A little more than an even share is not worth ending sandboxes for.
+        if count := min(count, even + max(1, even // 4), _times(kind.room, free[id])):
+            kept[id] = count
+            free[id] = _minus(free[id], _scaled(kind.room, count))
+    over = sum(kept.values()) - kind.count
+    if over > 0:
+        _trim(kind, kept, free, over)
+    left = -min(0, over)
+    if left == 0 or kind.room in full:
+        return kept
+    # Evenly: the host with the fewest of this kind, then the emptiest.
+    heap = [(kept.get(id, 0), -room.memory_mib, id) for id, room in free.items() if kind.room.fits(room)]
+    heapq.heapify(heap)
+    while left and heap:
+        _, _, id = heap[0]
+        kept[id] = kept.get(id, 0) + 1
+        free[id] = _minus(free[id], kind.room)
+        left -= 1
+        if kind.room.fits(free[id]):
+            heapq.heapreplace(heap, (kept[id], -free[id].memory_mib, id))
+        else:
+            heapq.heappop(heap)
+    if left:
+        full.add(kind.room)
+    return kept
+
+
+def _trim(kind: _Kind, kept: dict[HostId, int], free: dict[HostId, Room], over: int) -> None:
+    """Take away what is too much: from those that keep most, then from the fullest, whose warm ones were taken."""
+    heap = [(-count, free[id].memory_mib, id) for id, count in kept.items()]
+    heapq.heapify(heap)
+    for _ in range(over):
+        _, _, id = heap[0]
+        kept[id] -= 1
+        free[id] = free[id] + kind.room
+        if kept[id]:
+            heapq.heapreplace(heap, (-kept[id], free[id].memory_mib, id))
+        else:
+            del kept[id]
+            heapq.heappop(heap)
 
 
 def _kinds(
@@ -115,3 +164,27 @@ def _minus(one: Room, other: Room) -> Room:
         disk_mib=one.disk_mib - other.disk_mib,
         sandboxes=one.sandboxes - other.sandboxes,
     )
+
+
+def _scaled(room: Room, count: int) -> Room:
+    return Room(
+        cpu_millis=room.cpu_millis * count,
+        memory_mib=room.memory_mib * count,
+        disk_mib=room.disk_mib * count,
+        sandboxes=room.sandboxes * count,
+    )
+
+
+def _times(room: Room, free: Room) -> int:
+    """How many of a room fit into another."""
+    counts = [
+        has // needs
+        for needs, has in (
+            (room.cpu_millis, free.cpu_millis),
+            (room.memory_mib, free.memory_mib),
+            (room.disk_mib, free.disk_mib),
+            (room.sandboxes, free.sandboxes),
+        )
+        if needs
+    ]
+    return max(0, min(counts, default=0))
