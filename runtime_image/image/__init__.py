@@ -1,0 +1,1 @@
+"""What only the agent's container image has: how it starts, its health check, its bill of materials."""
