@@ -16,7 +16,7 @@ from provisioner.lifecycle import HOST, move
 from provisioner.model import Host, HostOrders, PoolState, dump, load, replace
 from provisioner.plan import Plan, SetLevels
 from provisioner.sessions import Sessions, records
-from provisioner.store.port import Absent, ConditionFailed, Delete, Put, VersionIs
+from provisioner.store.port import Absent, Check, ConditionFailed, Delete, Put, VersionIs
 from shoal.contract.base import HostId, SessionId
 from shoal.contract.errors import ShoalError
 from shoal.contract.states import EndReason, HostState
@@ -31,7 +31,11 @@ class Failure:
 
 
 class Executor:
-    """Applies plans."""
+    """Applies plans.
+
+    Attributes:
+        fence: What must hold for hosts to be started or stopped: the lease of whoever reconciles, where several may.
+    """
 
     def __init__(
         self, context: Context, capacity: Capacity, sessions: Sessions, departure: Departure
@@ -42,6 +46,7 @@ class Executor:
         self._departure = departure
         self._tokens = JoinTokens(context.store)
         self._stopping: set[str] = set()
+        self.fence: tuple[Check, ...] = ()
 
     async def execute(self, plan: Plan) -> list[Failure]:
         """Do all of it; answers what failed."""
@@ -67,6 +72,13 @@ class Executor:
         for pool in dict.fromkeys((*plan.resume, *plan.start)):
             await step("start", self._start(pool, plan.start.get(pool, 0), plan.resume.get(pool, ())))
         stops = [stop for stop in plan.stop if stop.instance not in self._stopping]
+        if stops and self.fence:
+            # A check alone: whoever took over may want these machines.
+            try:
+                await self._context.store.transact(self.fence)
+            except ConditionFailed as error:
+                log.warning("plan.step_failed", step="stop", reason="the lease is another's")
+                return [*failures, Failure(step="stop", reason=str(error))]
         if stops:
             for stop in stops:
                 log.info("host.stopping", host_id=stop.host, reason=stop.reason)
@@ -112,7 +124,8 @@ class Executor:
                 join_hash=hash_secret(token),
             )
             # The record first: a machine without one is an orphan, and is ended.
-            await context.store.transact([Put(key=keys.host(id), item=dump(host), conditions=(Absent(),))])
+            put = Put(key=keys.host(id), item=dump(host), conditions=(Absent(),))
+            await context.store.transact([put, *self.fence])
             starts.append(HostStart(host=id, pool=pool, join_token=token, asked_at=host.created_at))
         if not starts:
             return

@@ -35,6 +35,8 @@ _RECHECK_S = 5.0
 _SEQ_S = 10.0
 #: Seconds for which a sandbox may be missing in its host's reports: the report may be older than its placing.
 _MISSING_S = 10.0
+#: Seconds between two looks for snapshots that a host never heard of.
+_REMIND_S = 15.0
 #: Seconds for which a count of what is on a host serves: in bursts hosts report many times a second.
 _COUNT_S = 0.5
 _OVER = ("ended", "failed")
@@ -71,6 +73,7 @@ class Heartbeats:
         self._departure = departure
         self._digested: dict[HostId, dict[tuple[SessionId, int], _Digested]] = {}
         self._counted: dict[HostId, tuple[float, list[Assignment]]] = {}
+        self._reminded: dict[HostId, float] = {}
         self._events = HostEvents(context)
 
     async def take(self, id: HostId, body: Heartbeat) -> HeartbeatReply:
@@ -93,6 +96,7 @@ class Heartbeats:
         for gone in self._digested.keys() - context.fleet.ids() - {id}:
             del self._digested[gone]
             self._counted.pop(gone, None)
+            self._reminded.pop(gone, None)
         known = self._digested.setdefault(id, {})
         verdicts = await self._sandboxes(host, body, known)
         assigned, counted_at = await self._assignments(host, body)
@@ -100,6 +104,7 @@ class Heartbeats:
         acked_event = await self._events.take(host, body.events, sessions)
         acked_usage = await self._usage.store(id, body.usage)
         forget = [taken.snapshot for taken in body.snapshots if await self._snapshots.reported(id, taken)]
+        await self._remind(host, body)
         new = heard(host, body, assigned, acked_event, context.clock.now())
         context.fleet.heard(new, body.sandboxes, counted_at=counted_at)
         if worth_writing(host, new, at_least_s=context.settings.lost_margin_s / 4):
@@ -120,6 +125,13 @@ class Heartbeats:
             event=acked_event,
             forget=forget,
         )
+
+    async def _remind(self, host: Host, body: Heartbeat) -> None:
+        moment = self._context.clock.monotonic()
+        if host.address is None or moment - self._reminded.get(host.id, -_REMIND_S) < _REMIND_S:
+            return
+        self._reminded[host.id] = moment
+        await self._snapshots.remind(host.id, host.address, [taken.snapshot for taken in body.snapshots])
 
     # -- sandboxes ------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from provisioner import keys
 from provisioner.auth import Principal
 from provisioner.blobs import names
 from provisioner.blobs.port import BlobError, BlobExists
-from provisioner.builders.port import Builder
+from provisioner.builders.port import Builder, needs_builder, no_builder
 from provisioner.context import Context, log
 from provisioner.lifecycle import IMAGE, move
 from provisioner.manifests import canonical, digest_of, split_reference
@@ -48,11 +48,16 @@ class Images:
         """
         if not _NAME.fullmatch(name) or not _TAG.fullmatch(tag):
             raise invalid("path.name", f"{name}:{tag} is no image's name and tag")
+        if self._builder is None and needs_builder(body.source):
+            raise no_builder()
         request = body.model_copy(update={"wait_s": 0.0}).model_dump_json()
         hashed = hashlib.sha256(request.encode()).hexdigest()
         image = await self._claim(who.tenant, name, tag, request, hashed)
         if image is not None:
-            self._context.background.start(self._make(image), f"make image {name}:{tag}")
+            # Put together from what is there it takes a moment; built, it may take minutes.
+            self._context.background.start(
+                self._make(image), f"make image {name}:{tag}", long=needs_builder(body.source)
+            )
         return await self.get(who, name, tag, wait_s=body.wait_s)
 
     async def get(self, who: Principal, name: str, tag: str, *, wait_s: float = 0.0) -> wire.Image:
@@ -243,7 +248,7 @@ class Images:
 
     def _build(self) -> Builder:
         if self._builder is None:
-            raise ShoalError(ErrorCode.NOT_IMPLEMENTED, "This service builds no images.")
+            raise no_builder()
         return self._builder
 
     async def _of(self, tenant: TenantId, reference: str) -> wire.ImageManifest:

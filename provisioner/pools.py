@@ -13,6 +13,7 @@ from provisioner.manifests import canonical, merge_resources
 from provisioner.model import Assignment, Host, PoolState, Prepare, dump, load
 from provisioner.observe import claimed, held_kinds, prepare_key, read_prepares
 from provisioner.placement import warm_name
+from provisioner.sessions.create import execution_off
 from provisioner.settings import PoolSettings
 from provisioner.store.port import Absent, ConditionFailed, Delete, Put
 from shoal.contract import pools as wire
@@ -66,7 +67,8 @@ class Pools:
         """Have warm sandboxes made ready; waits up to `body.wait_s`.
 
         Raises:
-            ShoalError: NOT_FOUND for a pool that is not; IDEMPOTENCY_CONFLICT; those of `Pins.resolve`.
+            ShoalError: NOT_FOUND for a pool that is not; IDEMPOTENCY_CONFLICT; NO_CAPACITY while execution is off;
+                those of `Pins.resolve`.
         """
         context = self._context
         settings = self._settings(pool)
@@ -80,6 +82,8 @@ class Pools:
         place = keys.prepare(pool, id)
         stored = await context.store.get(place)
         if stored is None:
+            if not context.execution_enabled:
+                raise execution_off()
             resolved = await context.pins.resolve(who.tenant, body.run, body.image, body.snapshot)
             now = context.clock.now()
             record = Prepare(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from provisioner import keys
 from provisioner.agents.port import HostRef
@@ -18,6 +18,7 @@ from provisioner.sessions import records
 from provisioner.sessions.changing import ended_error
 from provisioner.sessions.create import request_hash
 from provisioner.sessions.queries import decode_cursor, encode_cursor, page_size
+from provisioner.snapshot_view import tell
 from provisioner.store.port import (
     Absent,
     AttributeIs,
@@ -40,6 +41,8 @@ from shoal.contract.states import SessionState, SnapshotState
 _TRIES = 10
 #: Seconds one look at a host's progress waits; heartbeats tell, too.
 _WAIT_S = 20.0
+#: Seconds after which a snapshot that its host does not report was not heard of there.
+_UNHEARD_S = 10.0
 
 
 class Snapshots:
@@ -70,7 +73,7 @@ class Snapshots:
                     )
                 return await self.get(who, id, wait_s=body.wait_s)
         snapshot = await self._begin(found.session, id, body, hashed)
-        context.background.start(self._take(snapshot, found.session.address or ""), "take snapshot")
+        self._order(snapshot, found.session.address or "")
         return await self.get(who, id, wait_s=body.wait_s)
 
     async def get(self, who: Principal, id: SnapshotId, *, wait_s: float = 0.0) -> wire.Snapshot:
@@ -169,6 +172,21 @@ class Snapshots:
             return False
         return True
 
+    async def remind(self, host: HostId, address: str, reported: Iterable[SnapshotId]) -> None:
+        """Order again what a host should be taking and does not report: the order may never have been sent."""
+        there = frozenset(reported)
+        now = self._context.clock.now()
+        for entry in await self._context.store.query_all(keys.SNAPSHOTS_OPEN):
+            if entry.item.get("host") != host or entry.key.sk in there:
+                continue
+            stored = await self._context.store.get(keys.snapshot(SnapshotId(entry.key.sk)))
+            snapshot = load(Snapshot, stored.item) if stored else None
+            if snapshot is None or snapshot.state is not SnapshotState.CREATING:
+                continue
+            if (now - snapshot.created_at).total_seconds() >= _UNHEARD_S:
+                log.info("snapshot.ordered_again", snapshot_id=snapshot.id, host_id=host)
+                self._order(snapshot, address)
+
     async def recover(self, hosts: frozenset[HostId]) -> None:
         """Fail snapshots whose host is not among those that are there; look after those that nobody waits for."""
         for entry in await self._context.store.query_all(keys.SNAPSHOTS_OPEN):
@@ -227,7 +245,7 @@ class Snapshots:
                     Put(key=keys.snapshot(id), item=dump(snapshot), conditions=(Absent(),)),
                     Put(key=keys.snapshot_entry(snapshot.tenant, snapshot.created_at, id), item=entry),
                     Put(key=keys.session_snapshot(session.id, snapshot.created_at, id), item=entry),
-                    Put(key=Key(pk=keys.SNAPSHOTS_OPEN, sk=id), item=entry),
+                    Put(key=Key(pk=keys.SNAPSHOTS_OPEN, sk=id), item={**entry, "host": session.host}),
                 ]
             )
         except ConditionFailed as error:
@@ -238,22 +256,36 @@ class Snapshots:
             return load(Snapshot, error.current.item)
         return snapshot
 
+    def _order(self, snapshot: Snapshot, address: str) -> None:
+        self._context.background.start(self._take(snapshot, address), "take snapshot")
+
     async def _take(self, snapshot: Snapshot, address: str) -> None:
+        """Give the order to the host, which goes on by itself, and follow how far it comes."""
         assert snapshot.host is not None
         ref = HostRef(id=snapshot.host, address=address)
-        take = SnapshotTake(snapshot=snapshot.id, epoch=snapshot.epoch, wait_s=_WAIT_S)
+        take = SnapshotTake(snapshot=snapshot.id, epoch=snapshot.epoch, wait_s=0.0)
         try:
             taken = await self._context.agents.take_snapshot(ref, snapshot.session, take)
+        except ShoalError as error:
+            await self._refused(snapshot, error)
+        else:
+            self._context.background.start(self._follow(snapshot, ref, taken), "follow snapshot", long=True)
+
+    async def _follow(self, snapshot: Snapshot, ref: HostRef, taken: SnapshotTaken) -> None:
+        try:
             while taken.state in ("copying", "uploading"):
                 taken = await self._context.agents.snapshot_status(
                     ref, snapshot.session, snapshot.id, wait_s=_WAIT_S
                 )
             await self.settle(snapshot, taken)
         except ShoalError as error:
-            if error.code is ErrorCode.HOST_UNREACHABLE and error.details.get("sent", True):
-                # It may be on its way all the same: the host's heartbeats tell, or the host is lost.
-                return
-            await self._failed(snapshot, error.body().error)
+            await self._refused(snapshot, error)
+
+    async def _refused(self, snapshot: Snapshot, error: ShoalError) -> None:
+        if error.code is ErrorCode.HOST_UNREACHABLE and error.details.get("sent", True):
+            # It may be on its way all the same: the host's heartbeats tell, or the host is lost.
+            return
+        await self._failed(snapshot, error.body().error)
 
     async def _commit(self, snapshot: Snapshot, taken: SnapshotTaken) -> None:
         context = self._context
@@ -349,26 +381,3 @@ class Snapshots:
 
 def _lost() -> ShoalError:
     return ShoalError(ErrorCode.SNAPSHOT_FAILED, "The host was lost before the snapshot was durable.")
-
-
-def tell(snapshot: Snapshot) -> wire.Snapshot:
-    """A snapshot for the wire."""
-    return wire.Snapshot(
-        id=snapshot.id,
-        session=snapshot.session,
-        run=snapshot.run,
-        state=snapshot.state,
-        client_id=snapshot.client_id,
-        labels=snapshot.labels,
-        epoch=snapshot.epoch,
-        seq=snapshot.seq,
-        open_actions=[*snapshot.open_actions],
-        base=snapshot.image or snapshot.image_digest,
-        parent=snapshot.parent,
-        layers=snapshot.layers,
-        size_bytes=snapshot.size_bytes,
-        sha256=snapshot.digest.removeprefix("sha256:") if snapshot.digest else None,
-        created_at=snapshot.created_at,
-        available_at=snapshot.available_at,
-        error=snapshot.error,
-    )

@@ -6,7 +6,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from shoal.contract.images import ArchiveSource, ImageManifest, Layer, RecipeSource, RegistrySource
+from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.images import (
+    ArchiveSource,
+    ImageManifest,
+    ImageSource,
+    Layer,
+    LayersSource,
+    RecipeSource,
+    RegistrySource,
+    SnapshotSource,
+    Source,
+)
 
 Progress = Callable[[str], Awaitable[None]]
 
@@ -42,3 +53,24 @@ class Builder(Protocol):
         Raises:
             ShoalError: IMAGE_BUILD_FAILED, also for a layer that is not there; UNAVAILABLE.
         """
+
+
+def needs_builder(source: Source) -> bool:
+    """Whether an image of this source must be built, or written anew."""
+    match source:
+        case LayersSource() | ImageSource():
+            return False
+        case SnapshotSource(exclude=exclude):
+            return bool(exclude)
+        case _:
+            return True
+
+
+def no_builder() -> ShoalError:
+    """The refusal of a service that has none."""
+    return ShoalError(
+        ErrorCode.NOT_IMPLEMENTED,
+        "This service builds no images: build it where there is a builder, and push its layers with "
+        "`shoal image push`.",
+        details={"instead": "push"},
+    )

@@ -179,7 +179,7 @@ class Changing:
         if session.state in (SessionState.STARTING, SessionState.RESTORING):
             # This epoch never ran: nothing is lost by starting it elsewhere.
             error = ShoalError(ErrorCode.SANDBOX_START_FAILED, detail).body().error
-            return await self._placing.lost_start(found, error)
+            return await self._placing.lost_start(found, error, tell_host=False)
         if session.on_host_loss != "restore":
             return await self._ending.end(found, EndReason.HOST_LOST, detail, tell_host=False)
         latest = await self._latest(session)

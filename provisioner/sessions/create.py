@@ -81,8 +81,10 @@ class Creating:
         """The pool it goes to, if that can serve it.
 
         Raises:
-            ShoalError: INVALID_REQUEST, SUBSTRATE_UNAVAILABLE, NOT_IMPLEMENTED.
+            ShoalError: INVALID_REQUEST, SUBSTRATE_UNAVAILABLE, NOT_IMPLEMENTED; NO_CAPACITY while execution is off.
         """
+        if not self._context.execution_enabled:
+            raise execution_off()
         pool = self._context.settings.pool(body.pool)
         if pool is None:
             raise invalid("pool", f"there is no pool {body.pool}")
@@ -251,6 +253,17 @@ def _unserved(body: SessionCreate) -> str | None:
     if body.idle_pause_s is not None and "idle_pause_s" in body.model_fields_set:
         return "Sessions are not paused yet: leave out `idle_pause_s`, or ask for `idle_timeout_s`."
     return None
+
+
+def execution_off() -> ShoalError:
+    """Spending is frozen: nothing new is taken."""
+    return ShoalError(
+        ErrorCode.NO_CAPACITY,
+        "Execution is switched off here: no session is made and no host is started until an operator sets "
+        "`execution_enabled`.",
+        retry_after_s=60.0,
+        details={"reason": "execution_disabled"},
+    )
 
 
 def key_conflict() -> ShoalError:

@@ -230,9 +230,13 @@ class Placing:
         except ShoalError as error:
             log.warning("session.patch_lost", session_id=session, host_id=host.id, code=error.code.value)
 
-    async def lost_start(self, found: Loaded, error: ErrorDetail) -> Session:
-        """A sandbox that was being started failed on its host (as its heartbeat says): try again, or give up."""
-        return await self._start_failed(found, error, retryable=True)
+    async def lost_start(self, found: Loaded, error: ErrorDetail, *, tell_host: bool = True) -> Session:
+        """A sandbox that was being started failed on its host (as its heartbeat says): try again, or give up.
+
+        Args:
+            tell_host: False where the host is gone.
+        """
+        return await self._start_failed(found, error, retryable=True, tell_host=tell_host)
 
     async def _discard(self, host: HostRef, status: SandboxStatus) -> None:
         try:
@@ -270,7 +274,9 @@ class Placing:
             context.waiters.notify(new.id)
         return new
 
-    async def _start_failed(self, found: Loaded, error: ErrorDetail, *, retryable: bool) -> Session:
+    async def _start_failed(
+        self, found: Loaded, error: ErrorDetail, *, retryable: bool, tell_host: bool = True
+    ) -> Session:
         """A start failed: the next epoch is tried while attempts are left."""
         context = self._context
         session = found.session
@@ -285,7 +291,7 @@ class Placing:
         )
         if not retryable or attempts >= context.settings.start_attempts:
             detail = f"{error.code}: {error.message}"
-            return await self._ending.end(found, EndReason.FAILED, detail, error=error)
+            return await self._ending.end(found, EndReason.FAILED, detail, error=error, tell_host=tell_host)
         now = context.clock.now()
         waiting = SessionState.RESTORING if session.state is SessionState.RESTORING else SessionState.PENDING
         new = records.moved(
