@@ -12,6 +12,7 @@ from provisioner.store.port import (
     Check,
     ConditionFailed,
     Delete,
+    Item,
     Key,
     Op,
     Page,
@@ -22,14 +23,18 @@ from provisioner.store.port import (
     TokenReused,
     Update,
     Value,
+)
+from provisioner.store.rules import (
     check_ops,
-    check_size,
+    check_query,
+    check_sizes,
     decode,
     encode,
     failed,
     fingerprint,
     next_version,
     updated,
+    whole_seconds,
 )
 
 
@@ -74,8 +79,7 @@ class FakeStore(Scripted[StoreError]):
         self, pk: str, *, prefix: str = "", after: str | None = None, limit: int = 100, reverse: bool = False
     ) -> Page:
         """As the port says."""
-        if not 1 <= limit <= 1000:
-            raise ValueError("limit is 1 to 1,000")
+        check_query(pk, after, limit)
         lost = await self._begin(f"query {pk} {prefix}")
         self._end(lost)
         found = sorted((sk for sk in self._items.get(pk, {}) if sk.startswith(prefix)), reverse=reverse)
@@ -103,21 +107,24 @@ class FakeStore(Scripted[StoreError]):
             if self._refuses(op, old):
                 raise ConditionFailed(index, old)
         writes: list[tuple[Key, tuple[int, str, datetime | None] | None]] = []
+        sized: list[tuple[Key, Item, str, bool]] = []
         for op, old in zip(ops, stored, strict=True):
             match op:
                 case Put():
-                    body = encode(op.item)
-                    check_size(body)
-                    writes.append((op.key, (next_version(op, old, next(self._fresh)), body, op.expires_at)))
+                    body, expires_at = encode(op.item), whole_seconds(op.expires_at)
+                    sized.append((op.key, op.item, body, expires_at is not None))
+                    writes.append((op.key, (next_version(op, old, next(self._fresh)), body, expires_at)))
                 case Update():
-                    body = encode(updated(op, old))
-                    check_size(body)
-                    expires_at = op.expires_at or (old.expires_at if old else None)
+                    item = updated(op, old)
+                    body = encode(item)
+                    expires_at = whole_seconds(op.expires_at) or (old.expires_at if old else None)
+                    sized.append((op.key, item, body, expires_at is not None))
                     writes.append((op.key, (next_version(op, old, 0), body, expires_at)))
                 case Delete():
                     writes.append((op.key, None))
                 case Check():
                     pass
+        check_sizes(sized)
         for key, write in writes:
             if write is None:
                 self._items.get(key.pk, {}).pop(key.sk, None)

@@ -7,7 +7,7 @@ cannot tell them apart. `tests/contract/test_store.py` is this page as tests.
     ├── ConditionFailed     a condition did not hold; nothing was written
     ├── Conflict            another transaction was at the same items; nothing was written, repeat it
     ├── Throttled           too fast or too busy; nothing was written, repeat it later
-    ├── TooLarge            an item over MAX_ITEM_BYTES; nothing was written
+    ├── TooLarge            an item over 400 KB, a transaction over 4 MB (sizes.py); nothing was written
     ├── TooManyOps          more than MAX_OPS in one transaction; nothing was written
     ├── TokenReused         a token was used with other operations; nothing was written
     └── StoreUnavailable    no answer, or the store is closed: whether it was written is not known
@@ -15,19 +15,18 @@ cannot tell them apart. `tests/contract/test_store.py` is this page as tests.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
+from provisioner.store.sizes import MAX_PK_BYTES, MAX_SK_BYTES
+
 MAX_OPS = 100
-MAX_ITEM_BYTES = 400_000
 #: Seconds for which a repeated token is known (as DynamoDB's ClientRequestToken, read 2026-11).
 TOKEN_LIFE_S = 600
 
-#: What an attribute holds: JSON values, or a set of strings (at the top level only).
+#: What an attribute holds: JSON values, or a set of strings (at the top level only; an empty one is no attribute).
 Value = Any
 Item = Mapping[str, Value]
 
@@ -59,7 +58,7 @@ class Throttled(StoreError):
 
 
 class TooLarge(StoreError):
-    """An item is over `MAX_ITEM_BYTES`."""
+    """An item is over `MAX_ITEM_BYTES`, or what a transaction writes over `MAX_TRANSACTION_BYTES`."""
 
 
 class TooManyOps(StoreError):
@@ -74,12 +73,30 @@ class StoreUnavailable(StoreError):
     """No answer: the write may have happened or not."""
 
 
+def check_key_part(part: str, limit_bytes: int) -> None:
+    """Refuse what cannot be (part of) a key.
+
+    Raises:
+        ValueError: It is empty, or longer than the limit in UTF-8.
+    """
+    if not part or (len(part) > limit_bytes // 4 and len(part.encode()) > limit_bytes):
+        raise ValueError(f"a part of a key has 1 to {limit_bytes} bytes, not {len(part)} characters")
+
+
 @dataclass(frozen=True, kw_only=True, order=True)
 class Key:
-    """Where an item is: `pk` names its partition, `sk` its place in the order of the partition (by code point)."""
+    """Where an item is: `pk` names its partition, `sk` its place in the order of the partition (by code point).
+
+    Raises:
+        ValueError: One is empty, or longer than `MAX_PK_BYTES` or `MAX_SK_BYTES`.
+    """
 
     pk: str
     sk: str
+
+    def __post_init__(self) -> None:
+        check_key_part(self.pk, MAX_PK_BYTES)
+        check_key_part(self.sk, MAX_SK_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +128,8 @@ class VersionIs:
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeIs:
-    """The item is there and this attribute has this value; None also holds when the attribute is missing."""
+    """The item is there and this attribute has this value, of the same type (True is not 1); None also holds when the
+    attribute is missing."""
 
     name: str
     value: str | int | bool | None
@@ -133,7 +151,8 @@ Conditions = tuple[Condition, ...]
 class Put:
     """Write a whole item. The version becomes 1 with `Absent`, n + 1 with `VersionIs(n)`, else some new number.
 
-    `expires_at` only cleans: an expired item may still be read until it is gone.
+    `expires_at` only cleans: an expired item may still be read until it is gone. It is kept in whole seconds, rounded
+    up.
     """
 
     key: Key
@@ -154,7 +173,8 @@ class Add:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """Change attributes of an item, making the item when it is missing and no condition says otherwise.
+    """Change attributes of an item, making the item when it is missing and no condition says otherwise. Each attribute
+    is named once.
 
     Attributes:
         set: Attributes to write whole.
@@ -235,124 +255,8 @@ class Store(Protocol):
         Raises:
             ConditionFailed, Conflict, TooLarge, TooManyOps, TokenReused: Nothing was written.
             StoreUnavailable: It is not known; repeat it with the same token.
-            ValueError: No operations, or two on one key.
+            ValueError: No operations, two on one key, or an update that names an attribute twice.
         """
 
     async def close(self) -> None:
         """Finish what was accepted, then release everything; repeatable."""
-
-
-def check_ops(ops: Sequence[Op]) -> None:
-    """What every adapter refuses before it writes."""
-    if not ops:
-        raise ValueError("a transaction needs an operation")
-    if len(ops) > MAX_OPS:
-        raise TooManyOps(f"{len(ops)} operations; {MAX_OPS} are the limit")
-    if len({op.key for op in ops}) != len(ops):
-        raise ValueError("a transaction names each key once")
-
-
-def encode(item: Item) -> str:
-    """An item as canonical JSON; sets become `{"$set": [...]}` in order."""
-    return json.dumps(
-        {name: _plain(value) for name, value in item.items()},
-        separators=(",", ":"),
-        ensure_ascii=False,
-        sort_keys=True,
-    )
-
-
-def decode(text: str) -> dict[str, Value]:
-    """What `encode` wrote."""
-    raw: dict[str, Value] = json.loads(text)
-    for name, value in raw.items():
-        if type(value) is dict and "$set" in value:
-            raw[name] = frozenset(value["$set"])
-    return raw
-
-
-def fingerprint(ops: Sequence[Op]) -> str:
-    """The same for the same operations, in any process: what a repeated token is compared by."""
-    text = "".join(repr(_parts(op)) for op in ops)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _parts(op: Op) -> list[Value]:
-    parts: list[Value] = [type(op).__name__, op.key, op.conditions]
-    match op:
-        case Put():
-            parts += [encode(op.item), op.expires_at]
-        case Update():
-            parts += [encode(op.set), sorted(op.remove), sorted(op.add.items(), key=lambda pair: pair[0])]
-            parts += [encode(op.insert), encode(op.discard), op.expires_at]
-    return parts
-
-
-def check_size(text: str) -> None:
-    """Refuse an encoded item that is too large."""
-    if len(text) > MAX_ITEM_BYTES // 4 and len(text.encode()) > MAX_ITEM_BYTES:
-        raise TooLarge(f"an item of over {MAX_ITEM_BYTES} bytes")
-
-
-def _plain(value: Value) -> Value:
-    return {"$set": sorted(value)} if isinstance(value, set | frozenset) else value
-
-
-def holds(condition: Condition, stored: Stored | None) -> bool:
-    """Whether a condition holds for what is stored."""
-    match condition:
-        case Absent():
-            return stored is None
-        case Exists():
-            return stored is not None
-        case VersionIs(version=version):
-            return stored is not None and stored.version == version
-        case AttributeIs(name=name, value=value):
-            return stored is not None and stored.item.get(name) == value
-        case AttributeIn(name=name, values=values):
-            return stored is not None and stored.item.get(name) in values
-
-
-def failed(op: Op, stored: Stored | None) -> bool:
-    """Whether an operation's conditions or bounds refuse it."""
-    if not all(holds(condition, stored) for condition in op.conditions):
-        return True
-    if isinstance(op, Update):
-        for name, add in op.add.items():
-            total = (stored.item.get(name) or 0 if stored else 0) + add.delta
-            if add.minimum is not None and total < add.minimum:
-                return True
-            if add.maximum is not None and total > add.maximum:
-                return True
-    return False
-
-
-def updated(op: Update, stored: Stored | None) -> dict[str, Value]:
-    """The item that an update leaves."""
-    item: dict[str, Value] = dict(stored.item) if stored else {}
-    item.update(op.set)
-    for name in op.remove:
-        item.pop(name, None)
-    for name, add in op.add.items():
-        item[name] = (item.get(name) or 0) + add.delta
-    for name, values in op.insert.items():
-        item[name] = frozenset(item.get(name, frozenset())) | values
-    for name, values in op.discard.items():
-        left = frozenset(item.get(name, frozenset())) - values
-        if left:
-            item[name] = left
-        else:
-            item.pop(name, None)
-    return item
-
-
-def next_version(op: Put | Update, stored: Stored | None, fresh: int) -> int:
-    """The version a write leaves; `fresh` is a number not used before for a put that knows nothing of the old."""
-    if isinstance(op, Update):
-        return stored.version + 1 if stored else 1
-    for condition in op.conditions:
-        if isinstance(condition, VersionIs):
-            return condition.version + 1
-        if isinstance(condition, Absent):
-            return 1
-    return fresh

@@ -35,14 +35,18 @@ from provisioner.store.port import (
     TokenReused,
     Update,
     Value,
+)
+from provisioner.store.rules import (
     check_ops,
-    check_size,
+    check_query,
+    check_sizes,
     decode,
     encode,
     failed,
     fingerprint,
     next_version,
     updated,
+    whole_seconds,
 )
 
 _SCHEMA = """
@@ -226,8 +230,7 @@ class SqliteStore:
         self, pk: str, *, prefix: str = "", after: str | None = None, limit: int = 100, reverse: bool = False
     ) -> Page:
         """As the port says."""
-        if not 1 <= limit <= 1000:
-            raise ValueError("limit is 1 to 1,000")
+        check_query(pk, after, limit)
         clauses, values = ["pk = ?"], [pk]
         if prefix:
             clauses.append("sk >= ?")
@@ -283,20 +286,22 @@ class SqliteStore:
     def _apply(self, connection: sqlite3.Connection, ops: tuple[Op, ...], token: str | None) -> None:
         if token is not None and self._repeated(connection, ops, token):
             return
+        written: list[tuple[Key, Item, str, bool]] = []
         for index, op in enumerate(ops):
             stored = _read(connection, op.key)
             if self._refuses(op, stored):
                 raise ConditionFailed(index, stored)
             match op:
                 case Put():
-                    self._store(connection, op, dict(op.item), stored, op.expires_at)
+                    written.append(self._store(connection, op, dict(op.item), stored, op.expires_at))
                 case Update():
                     expires_at = op.expires_at or (stored.expires_at if stored else None)
-                    self._store(connection, op, updated(op, stored), stored, expires_at)
+                    written.append(self._store(connection, op, updated(op, stored), stored, expires_at))
                 case Delete():
                     connection.execute(_DELETE, (op.key.pk, op.key.sk))
                 case Check():
                     pass
+        check_sizes(written)
 
     def _refuses(self, op: Op, stored: Stored | None) -> bool:
         return failed(op, stored)
@@ -319,13 +324,14 @@ class SqliteStore:
         item: Item,
         stored: Stored | None,
         expires_at: datetime | None,
-    ) -> None:
+    ) -> tuple[Key, Item, str, bool]:
         body = encode(item)
-        check_size(body)
         version = next_version(op, stored, secrets.randbits(48))
+        expires_at = whole_seconds(expires_at)
         connection.execute(
             _PUT, (op.key.pk, op.key.sk, version, body, expires_at.timestamp() if expires_at else None)
         )
+        return op.key, item, body, expires_at is not None
 
 
 def _stored(key: Key, version: int, body: str, expires_at: float | None) -> Stored:

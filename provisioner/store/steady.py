@@ -22,6 +22,7 @@ from provisioner.store.port import (
     Throttled,
     TooLarge,
 )
+from provisioner.store.sizes import MAX_ITEM_BYTES
 from shoal.contract.base import new_id
 from shoal.contract.errors import ErrorCode, ShoalError
 
@@ -75,7 +76,7 @@ class SteadyStore:
             raise ShoalError(
                 ErrorCode.PAYLOAD_TOO_LARGE,
                 "The request is too large to keep; send large content as files.",
-                details={"limit_bytes": 400_000},
+                details={"limit_bytes": MAX_ITEM_BYTES},
             ) from error
 
     async def close(self) -> None:

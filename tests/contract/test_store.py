@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 
 from provisioner.store.fake import FakeStore
 from provisioner.store.port import (
-    MAX_ITEM_BYTES,
     MAX_OPS,
     Absent,
     Add,
@@ -36,6 +36,7 @@ from provisioner.store.port import (
     Update,
     VersionIs,
 )
+from provisioner.store.sizes import MAX_ITEM_BYTES, MAX_PK_BYTES, MAX_SK_BYTES
 from provisioner.store.sqlite import SqliteStore
 
 Check_ = Callable[[Store], Awaitable[None]]
@@ -43,6 +44,11 @@ Check_ = Callable[[Store], Awaitable[None]]
 
 def key(sk: str, pk: str = "p") -> Key:
     return Key(pk=pk, sk=sk)
+
+
+def tokens(count: int) -> list[str]:
+    """Tokens that no other test has: adapters on one emulator share them."""
+    return [uuid.uuid4().hex for _ in range(count)]
 
 
 async def value(store: Store, sk: str) -> dict[str, object] | None:
@@ -65,17 +71,70 @@ async def reads_what_was_written(store: Store) -> None:
         "text": "é \u2028 \x00",
         "n": 2**60,
         "f": 0.5,
+        "small": 1e-300,
+        "whole": 3.0,
+        "huge": 10**60,
+        "negative": -(10**37) - 7,
         "b": True,
         "none": None,
-        "deep": {"l": [1, "a", {"x": []}]},
+        "empty": "",
+        "list": [],
+        "deep": {"l": [1, 1.0, "a", {"x": [], "": None}]},
+        "set": {"$set": ["a"]},
+        "value": {"$value": 1},
+        "": "no name",
+        "_": "low",
+        "pk": "names",
+        "sk": "of",
+        "v": 7,
+        "expires": "keys",
+        "size": "a reserved word",
     }
     tags = frozenset({"b", "a"})
     await store.transact([Put(key=key("a"), item={**item, "tags": tags})])
     stored = await store.get(key("a"))
     assert stored is not None
     assert stored.item == {**item, "tags": tags}
+    kinds = {name: type(value) for name, value in stored.item.items()}
+    assert kinds == {name: type(value) for name, value in {**item, "tags": tags}.items()}
     assert stored.key == key("a")
     assert await store.get(key("b")) is None
+
+
+async def an_empty_set_is_no_attribute(store: Store) -> None:
+    """An empty set is kept as no attribute, whichever way it came."""
+    empty: frozenset[str] = frozenset()
+    await store.transact([Put(key=key("a"), item={"s": empty, "n": 1})])
+    assert await value(store, "a") == {"n": 1}
+    await store.transact([Update(key=key("a"), set={"s": empty}, insert={"t": empty}, discard={"u": empty})])
+    assert await value(store, "a") == {"n": 1}
+    await store.transact([Update(key=key("a"), set={"s": frozenset({"", "x"})})])
+    await store.transact([Update(key=key("a"), set={"s": empty})])
+    assert await value(store, "a") == {"n": 1}
+
+
+async def keys_are_any_text(store: Store) -> None:
+    """Keys may have any character and any length up to the limits; what cannot be a key is refused."""
+    odd = [
+        "\x00",
+        " ",
+        "#",
+        "é" * (MAX_SK_BYTES // 2),
+        "\U0001f600" * (MAX_SK_BYTES // 4),
+        "\uffff",
+        "\ue000",
+    ]
+    long = "é" * (MAX_PK_BYTES // 2)
+    await store.transact([Put(key=Key(pk=long, sk=sk), item={"sk": sk}) for sk in odd])
+    page = await store.query(long)
+    assert [stored.key.sk for stored in page.items] == sorted(odd)
+    assert [stored.item["sk"] for stored in page.items] == sorted(odd)
+    for pk, sk in (("", "a"), ("a", ""), (long + "x", "a"), ("a", "x" * (MAX_SK_BYTES + 1))):
+        with pytest.raises(ValueError):
+            Key(pk=pk, sk=sk)
+    for pk in ("", long + "x"):
+        with pytest.raises(ValueError):
+            await store.query(pk)
 
 
 async def get_many_keeps_the_order(store: Store) -> None:
@@ -88,6 +147,8 @@ async def get_many_keeps_the_order(store: Store) -> None:
         n if n < MAX_OPS else None for n in reversed(range(150))
     ]
     assert await store.get_many([]) == []
+    twice = await store.get_many([key("001"), key("never"), key("001")])
+    assert [stored.item["n"] if stored else None for stored in twice] == [1, None, 1]
 
 
 async def absent_lets_one_in(store: Store) -> None:
@@ -144,13 +205,19 @@ async def versions_guard(store: Store) -> None:
 
 async def attributes_guard(store: Store) -> None:
     """`AttributeIs` and `AttributeIn` compare one attribute; None is also a missing one; a missing item never holds."""
-    await store.transact([Put(key=key("a"), item={"state": "x", "n": 1, "none": None})])
+    item = {"state": "x", "n": 1, "none": None, "yes": True, "f": 1.0, "many": [1], "v": 5, "big": 2**60}
+    await store.transact([Put(key=key("a"), item=item)])
     for condition in (
         AttributeIs(name="state", value="x"),
         AttributeIs(name="none", value=None),
         AttributeIs(name="missing", value=None),
         AttributeIn(name="state", values=("w", "x")),
         AttributeIs(name="n", value=1),
+        AttributeIs(name="yes", value=True),
+        AttributeIs(name="v", value=5),
+        AttributeIs(name="big", value=2**60),
+        AttributeIn(name="state", values=(*(str(n) for n in range(150)), "x")),
+        AttributeIn(name="n", values=("1", True, 1)),
     ):
         await store.transact([Check(key=key("a"), conditions=(condition,))])
     for condition in (
@@ -158,6 +225,13 @@ async def attributes_guard(store: Store) -> None:
         AttributeIs(name="state", value=None),
         AttributeIs(name="missing", value="x"),
         AttributeIn(name="state", values=("y",)),
+        AttributeIn(name="state", values=()),
+        AttributeIs(name="yes", value=1),
+        AttributeIs(name="n", value=True),
+        AttributeIs(name="f", value=1),
+        AttributeIs(name="n", value="1"),
+        AttributeIs(name="many", value=1),
+        AttributeIs(name="big", value=2**60 + 1),
     ):
         await fails(store, Check(key=key("a"), conditions=(condition,)))
     await fails(store, Check(key=key("b"), conditions=(AttributeIs(name="state", value=None),)))
@@ -228,6 +302,20 @@ async def counters_keep_their_bounds(store: Store) -> None:
     assert await store.get(key("b")) is None
 
 
+async def several_counters_have_their_own_bounds(store: Store) -> None:
+    """Counters of one update stand or fall together; a missing one counts as 0 against its bounds."""
+    limits = {"a": Add(delta=3, maximum=5), "b": Add(delta=-1, minimum=-2), "v": Add(delta=1, minimum=1)}
+    await store.transact([Update(key=key("a"), add=limits)])
+    assert await value(store, "a") == {"a": 3, "b": -1, "v": 1}
+    await fails(store, Update(key=key("a"), add=limits))
+    assert await value(store, "a") == {"a": 3, "b": -1, "v": 1}
+    await fails(store, Update(key=key("b"), add={"a": Add(delta=1, minimum=2)}))
+    await fails(store, Update(key=key("b"), add={"a": Add(delta=3, maximum=2)}))
+    await store.transact([Update(key=key("a"), add={"big": Add(delta=2**61)}, set={"n": None})])
+    await store.transact([Update(key=key("a"), add={"big": Add(delta=2**61, maximum=2**62)})])
+    assert (await value(store, "a") or {})["big"] == 2**62
+
+
 async def deletes(store: Store) -> None:
     """A deleted item is gone, deleting nothing is no failure, a condition guards it."""
     await store.transact([Put(key=key("a"), item={"n": 1})])
@@ -253,6 +341,16 @@ async def queries_are_ordered_pages(store: Store) -> None:
     assert await sks(prefix="\U0001f600") == ["\U0001f600#1"]
     assert await sks(prefix="zzz") == []
     assert await sks(after="b#1", prefix="b") == ["b#2"]
+    assert await sks(after="b#1", prefix="b", reverse=True) == []
+    assert await sks(after="b#0", prefix="b") == ["b#1", "b#2"]
+    assert await sks(after="a#9", prefix="b") == ["b#1", "b#2"]
+    assert await sks(after="a#9", prefix="b", reverse=True) == []
+    assert await sks(after="c", prefix="b") == []
+    assert await sks(after="c", prefix="b", reverse=True) == ["b#2", "b#1"]
+    assert await sks(after="b", prefix="b#") == ["b#1", "b#2"]
+    assert await sks(after="b", prefix="b#", reverse=True) == []
+    assert await sks(after="") == sorted(names)
+    assert await sks(after="", reverse=True) == []
     for reverse in (False, True):
         found: list[str] = []
         after: str | None = None
@@ -269,6 +367,21 @@ async def queries_are_ordered_pages(store: Store) -> None:
     for limit in (0, 1001):
         with pytest.raises(ValueError):
             await store.query("p", limit=limit)
+
+
+async def a_page_is_as_long_as_asked(store: Store) -> None:
+    """A page has as many items as there are, up to its limit, however large they are: more than 1 MB is no end."""
+    for start in (0, 5, 10):
+        ops = [Put(key=key(f"{n:02d}"), item={"text": "x" * 200_000}) for n in range(start, start + 5)]
+        await store.transact(ops)
+    page = await store.query("p", limit=1000)
+    assert [stored.key.sk for stored in page.items] == [f"{n:02d}" for n in range(15)]
+    assert page.after is None
+    page = await store.query("p", limit=12, reverse=True)
+    assert [stored.key.sk for stored in page.items] == [f"{n:02d}" for n in range(14, 2, -1)]
+    assert page.after == "03"
+    found = await store.get_many([key(f"{n:02d}") for n in range(16)])
+    assert [stored is not None for stored in found] == [True] * 15 + [False]
 
 
 async def reads_see_the_last_answered_write(store: Store) -> None:
@@ -293,28 +406,69 @@ async def refuses_what_is_too_much(store: Store) -> None:
         await store.transact([])
     with pytest.raises(ValueError):
         await store.transact([Put(key=key("b"), item={}), Delete(key=key("b"))])
+    with pytest.raises(ValueError):
+        await store.transact([Update(key=key("b"), set={"n": 1}, add={"n": Add(delta=1)})])
+    ops = [Put(key=key(f"l{n:02d}"), item={"text": "x" * 390_000}) for n in range(11)]
+    with pytest.raises(TooLarge):
+        await store.transact(ops)
     assert [stored.key.sk for stored in (await store.query("p")).items] == ["a"]
 
 
 async def a_token_makes_a_repeat_harmless(store: Store) -> None:
     """The same operations under the same token are written once; other operations under it are refused."""
-    ops = [Update(key=key("a"), add={"n": Add(delta=1)}, insert={"s": frozenset({"y", "x"})})]
-    for _ in range(3):
-        await store.transact(ops, token="t1")
+    one, other = tokens(2)
+    for n in range(3):
+        names = ["x", "y", "z"][n:] + ["x", "y", "z"][:n]
+        ops: list[Op] = [
+            Update(key=key("a"), add={"n": Add(delta=1)}, insert={"s": frozenset(names)}),
+            Update(key=key("b"), set=dict.fromkeys(names, 1)),
+            Put(key=key("c"), item=dict.fromkeys(names, 1)),
+        ]
+        await store.transact(ops, token=one)
+        if n == 0:
+            first = await store.get(key("c"))
     assert (await value(store, "a") or {})["n"] == 1
+    assert await store.get(key("c")) == first
     with pytest.raises(TokenReused):
-        await store.transact([Update(key=key("a"), add={"n": Add(delta=2)})], token="t1")
-    await store.transact(ops, token="t2")
+        await store.transact([Update(key=key("a"), add={"n": Add(delta=2)})], token=one)
+    await store.transact(ops, token=other)
     assert (await value(store, "a") or {})["n"] == 2
+
+
+async def a_token_is_any_text(store: Store) -> None:
+    """A token may be of any length and any characters, and is not mixed up with one like it."""
+    start = "é" * 300
+    for token in (start, start + "x", "x" * 37, "x" * 36, "x"):
+        unique = token + tokens(1)[0]
+        for _ in range(2):
+            await store.transact([Update(key=key("a"), add={"n": Add(delta=1)})], token=unique)
+    assert await value(store, "a") == {"n": 5}
+
+
+async def sixty_four_with_one_token_write_once(store: Store) -> None:
+    """Of 64 repeats of one transaction at once, one writes; all are answered, or told to ask again."""
+    (token,) = tokens(1)
+
+    async def add() -> None:
+        while True:
+            try:
+                await store.transact([Update(key=key("n"), add={"n": Add(delta=1)})], token=token)
+            except (Conflict, StoreUnavailable):
+                continue
+            return
+
+    await asyncio.gather(*(add() for _ in range(64)))
+    assert await value(store, "n") == {"n": 1}
 
 
 async def a_failed_transaction_does_not_use_its_token(store: Store) -> None:
     """A token whose transaction wrote nothing can be used again."""
     op = Put(key=key("a"), item={}, conditions=(Exists(),))
+    (token,) = tokens(1)
     with pytest.raises(ConditionFailed):
-        await store.transact([op], token="t")
+        await store.transact([op], token=token)
     await store.transact([Put(key=key("a"), item={"n": 1})])
-    await store.transact([op], token="t")
+    await store.transact([op], token=token)
     assert await value(store, "a") == {}
 
 
@@ -330,6 +484,11 @@ async def expiry_only_cleans(store: Store) -> None:
     assert (await store.get(key("a"))).expires_at == past  # type: ignore[union-attr]
     await store.transact([Update(key=key("a"), set={"n": 3}, expires_at=later)])
     assert (await store.get(key("a"))).expires_at == later  # type: ignore[union-attr]
+    part = later.replace(microsecond=1)
+    await store.transact([Update(key=key("a"), set={"n": 4}, expires_at=part)])
+    assert (await store.get(key("a"))).expires_at == later + timedelta(seconds=1)  # type: ignore[union-attr]
+    await store.transact([Put(key=key("a"), item={"n": 5})])
+    assert (await store.get(key("a"))).expires_at is None  # type: ignore[union-attr]
     assert (await store.get(key("b"))).expires_at is None  # type: ignore[union-attr]
 
 
@@ -337,24 +496,29 @@ async def one_of_sixty_four_wins(store: Store) -> None:
     """Of 64 at once that want to be the first, one is; of 64 that read one version, one writes."""
 
     async def first(n: int) -> bool:
-        try:
-            await store.transact([Put(key=key("a"), item={"n": n}, conditions=(Absent(),))])
-        except ConditionFailed:
-            return False
-        return True
+        while True:
+            try:
+                await store.transact([Put(key=key("a"), item={"n": n}, conditions=(Absent(),))])
+            except Conflict:
+                continue
+            except ConditionFailed:
+                return False
+            return True
 
     assert sum(await asyncio.gather(*(first(n) for n in range(64)))) == 1
     stored = await store.get(key("a"))
     assert stored is not None
 
     async def next_one(n: int) -> bool:
-        try:
-            await store.transact(
-                [Put(key=key("a"), item={"n": n}, conditions=(VersionIs(version=stored.version),))]
-            )
-        except (ConditionFailed, Conflict):
-            return False
-        return True
+        condition = VersionIs(version=stored.version)
+        while True:
+            try:
+                await store.transact([Put(key=key("a"), item={"n": n}, conditions=(condition,))])
+            except Conflict:
+                continue
+            except ConditionFailed:
+                return False
+            return True
 
     assert sum(await asyncio.gather(*(next_one(n) for n in range(64)))) == 1
 
@@ -404,16 +568,52 @@ async def sixty_four_transfers_keep_the_sum(store: Store) -> None:
     assert min(x["n"], y["n"]) >= 0  # type: ignore[type-var]
 
 
+async def sixty_four_creates_keep_quota_and_key(store: Store) -> None:
+    """64 creates at once under 16 idempotency keys and a quota of 10: as many things, entries and units as keys won."""
+
+    async def create(n: int) -> str:
+        name = f"key-{n % 16:02d}"
+        while True:
+            ops: list[Op] = [
+                Put(key=key(name), item={"made": n}, conditions=(Absent(),)),
+                Update(key=key("quota", pk="q"), add={"n": Add(delta=1, maximum=10)}),
+                Put(key=key(f"{name}-{n}", pk="list"), item={"of": name}),
+            ]
+            try:
+                await store.transact(ops)
+            except Conflict:
+                continue
+            except ConditionFailed as error:
+                current = dict(error.current.item) if error.current else None
+                return f"{['key', 'quota', 'entry'][error.index]} {current}"
+            return f"made {n}"
+
+    outcomes = await asyncio.gather(*(create(n) for n in range(64)))
+    made = {int(outcome.removeprefix("made ")) for outcome in outcomes if outcome.startswith("made")}
+    refused = {outcome for outcome in outcomes if not outcome.startswith("made")}
+    assert refused <= {"key " + str({"made": n}) for n in made} | {"quota {'n': 10}"}
+    assert "quota {'n': 10}" in refused
+    assert len(made) == 10
+    assert len((await store.query("p")).items) == 10
+    assert len((await store.query("list")).items) == 10
+    quota = await store.get(key("quota", pk="q"))
+    assert quota is not None
+    assert quota.item == {"n": 10}
+
+
 async def a_failure_beside_others_touches_none_of_them(store: Store) -> None:
     """Transactions that arrive together stand or fall each for itself."""
 
     async def write(n: int) -> bool:
         condition = (Exists(),) if n % 3 == 0 else (Absent(),)
-        try:
-            await store.transact([Put(key=key(f"{n:02d}"), item={"n": n}, conditions=condition)])
-        except ConditionFailed:
-            return False
-        return True
+        while True:
+            try:
+                await store.transact([Put(key=key(f"{n:02d}"), item={"n": n}, conditions=condition)])
+            except Conflict:
+                continue
+            except ConditionFailed:
+                return False
+            return True
 
     outcomes = await asyncio.gather(*(write(n) for n in range(64)))
     assert outcomes == [n % 3 != 0 for n in range(64)]
@@ -446,6 +646,8 @@ CONDITIONAL = [
     all_conditions_must_hold,
     a_transaction_is_all_or_nothing,
     counters_keep_their_bounds,
+    several_counters_have_their_own_bounds,
+    sixty_four_creates_keep_quota_and_key,
     one_of_sixty_four_wins,
     sixty_four_counters_add_up,
     a_failure_beside_others_touches_none_of_them,
