@@ -8,9 +8,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from provisioner import keys
+from provisioner.board import Board, Chance
 from provisioner.clock import Clock
 from provisioner.model import Host, load
-from provisioner.placement import Ask, Chance, HostView, Own, PlacementMemory, Room, choose, warm_name
+from provisioner.placement import Ask, HostView, Own, PlacementMemory, Room, warm_name
 from provisioner.settings import ProvisionerSettings
 from provisioner.store.steady import SteadyStore
 from shoal.contract.base import HostId, SessionId
@@ -47,6 +48,8 @@ class Fleet:
         self._clock = clock
         self._settings = settings
         self._hosts: dict[HostId, Host] = {}
+        self._board = Board()
+        self._put: dict[HostId, tuple[Host, bool]] = {}
         self._read_at: float | None = None
         self._heard: dict[HostId, float] = {}
         self._seen: dict[HostId, dict[tuple[SessionId, int], SandboxStatus]] = {}
@@ -56,9 +59,9 @@ class Fleet:
         self, ask: Ask, chance: Chance, *, tried: frozenset[HostId] = frozenset()
     ) -> tuple[HostId, Own] | None:
         """Choose a host for it and count its room as taken from here on; None when no host can take it."""
-        host = choose(
+        await self._refresh()
+        host = self._board.choose(
             ask,
-            await self.views(),
             chance,
             sample=self._settings.sample,
             extra=self.memory.extra(),
@@ -70,7 +73,7 @@ class Fleet:
     async def views(self) -> list[HostView]:
         """The hosts for placement."""
         await self._refresh()
-        return [self._view(host) for host in self._hosts.values()]
+        return self._board.views()
 
     async def host(self, id: HostId) -> Host | None:
         """One host, or None."""
@@ -91,6 +94,7 @@ class Fleet:
         None: it was not counted for this heartbeat, and this replica's own placements are remembered on."""
         self._hosts[host.id] = host
         self._heard[host.id] = self._clock.monotonic()
+        self._show(host)
         self._seen[host.id] = {(status.session, status.epoch): status for status in statuses}
         if counted_at is not None:
             self.memory.heard(host.id, host.beat)
@@ -99,6 +103,8 @@ class Fleet:
     def gone(self, id: HostId) -> None:
         """A host is no more."""
         self._hosts.pop(id, None)
+        self._put.pop(id, None)
+        self._board.drop(id)
         self._heard.pop(id, None)
         self._seen.pop(id, None)
         self.memory.forget(id)
@@ -111,14 +117,21 @@ class Fleet:
         """Read the store again at the next question."""
         self._read_at = None
 
-    def _view(self, host: Host) -> HostView:
+    def _show(self, host: Host) -> None:
+        """Put a host on the board as it is now, unless it is there like that."""
+        heard = self._is_heard(host)
+        before = self._put.get(host.id)
+        if before is None or before[0] is not host or before[1] is not heard:
+            self._put[host.id] = (host, heard)
+            self._board.put(view(host, self._settings, heard=heard))
+
+    def _is_heard(self, host: Host) -> bool:
         # Half a lease of silence is long before it is declared lost, and soon enough to send nobody there.
         limit = self._settings.lease_s / 2
         at = self._heard.get(host.id)
-        heard = at is not None and self._clock.monotonic() - at <= limit
-        if not heard and host.heard_at is not None:
-            heard = self._clock.now() - host.heard_at <= timedelta(seconds=limit)
-        return view(host, self._settings, heard=heard)
+        if at is not None and self._clock.monotonic() - at <= limit:
+            return True
+        return host.heard_at is not None and self._clock.now() - host.heard_at <= timedelta(seconds=limit)
 
     async def _refresh(self) -> None:
         now = self._clock.monotonic()
@@ -138,3 +151,6 @@ class Fleet:
             if known is None or known.beat <= host.beat or known.state is not host.state:
                 self._hosts[id] = host
                 self.memory.heard(id, host.beat)
+        for host in self._hosts.values():
+            # Silence shows by time alone.
+            self._show(host)

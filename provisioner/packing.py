@@ -16,7 +16,7 @@ from shoal.contract.states import Substrate
 
 #: Asks of one kind are alike for every host without a warm sandbox for them.
 Shape = tuple[str, Substrate, Room]
-_Entry = tuple[float, float, HostId, "_Bin"]
+_Entry = tuple[float, float, HostId, "_Bin", int]
 
 
 class _Bin:
@@ -108,7 +108,7 @@ def _entry(bin: _Bin, pool: str, substrate: Substrate, room: Room) -> _Entry | N
     if not view.open or view.pool != pool or substrate not in view.substrates:
         return None
     share = bin.share_with(room)
-    return None if share is None else (share, view.load, view.id, bin)
+    return None if share is None else (share, view.load, view.id, bin, bin.taken)
 
 
 def _heap(bins: Iterable[_Bin], pool: str, substrate: Substrate, room: Room) -> list[_Entry]:
@@ -119,16 +119,15 @@ def _heap(bins: Iterable[_Bin], pool: str, substrate: Substrate, room: Room) -> 
 
 def _fill(heap: list[_Entry], room: Room, count: int) -> int:
     while count and heap:
-        known, load, id, bin = heap[0]
-        share = bin.share_with(room)
-        if share == known:
+        _, load, id, bin, taken = heap[0]
+        if taken == bin.taken:
             bin.take(room)
             count -= 1
-            share = bin.share_with(room)
+        share = bin.share_with(room)
         if share is None:
             heapq.heappop(heap)
         else:
-            heapq.heapreplace(heap, (share, load, id, bin))
+            heapq.heapreplace(heap, (share, load, id, bin, bin.taken))
     return count
 
 

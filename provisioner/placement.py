@@ -55,6 +55,14 @@ class Room:
             sandboxes=self.sandboxes + other.sandboxes,
         )
 
+    def __sub__(self, other: Room) -> Room:
+        return Room(
+            cpu_millis=self.cpu_millis - other.cpu_millis,
+            memory_mib=self.memory_mib - other.memory_mib,
+            disk_mib=self.disk_mib - other.disk_mib,
+            sandboxes=self.sandboxes - other.sandboxes,
+        )
+
     def fits(self, capacity: Room) -> bool:
         """Whether so much is no more than `capacity`."""
         return (
@@ -191,11 +199,13 @@ def choose(
     if len(drawn) > sample:
         drawn = chance.sample(drawn, sample)
 
-    def filled(host: HostView) -> tuple[float, float, str]:
-        held = host.held + extra.get(host.id, Room()) + ask.room
-        return (held.share_of(host.capacity), host.load, host.id)
+    return min(drawn, key=lambda host: filled(host, ask, extra))
 
-    return min(drawn, key=filled)
+
+def filled(host: HostView, ask: Ask, extra: Mapping[HostId, Room]) -> tuple[float, float, str]:
+    """How full a host is with that on it: less is better."""
+    held = host.held + extra.get(host.id, Room()) + ask.room
+    return (held.share_of(host.capacity), host.load, host.id)
 
 
 @dataclass(slots=True, eq=False)
@@ -219,11 +229,15 @@ class PlacementMemory:
 
     def __init__(self) -> None:
         self._own: dict[HostId, deque[Own]] = {}
+        self._extra: dict[HostId, Room] = {}
+        self._claimed: dict[tuple[HostId, WarmName], int] = {}
 
     def begin(self, host: HostId, room: Room, warm: WarmName) -> Own:
         """A placement is on its way to the host."""
         own = Own(room, warm)
         self._own.setdefault(host, deque()).append(own)
+        self._extra[host] = self._extra.get(host, Room()) + room
+        self._claimed[(host, warm)] = self._claimed.get((host, warm), 0) + 1
         return own
 
     def refused(self, host: HostId, own: Own) -> None:
@@ -231,7 +245,7 @@ class PlacementMemory:
         own.settled = True
         mine = self._own.get(host)
         if mine is not None and own in mine:
-            mine.remove(own)
+            self._keep(host, lambda other: other is not own)
 
     def answered(self, own: Own, last_beat: int) -> None:
         """The host took it; `last_beat` is the number of its last heartbeat seen."""
@@ -255,30 +269,35 @@ class PlacementMemory:
         if mine is None:
             return
         left = deque(own for own in mine if wanted(own))
-        if left:
-            self._own[host] = left
+        if len(left) < len(mine):
+            self._uncount(host, [own for own in mine if not wanted(own)])
+            if left:
+                self._own[host] = left
+            else:
+                del self._own[host]
+
+    def _uncount(self, host: HostId, gone: Iterable[Own]) -> None:
+        """Take these out of the totals; totals that reach zero are not kept."""
+        total = self._extra.get(host, Room())
+        for own in gone:
+            total = total - own.room
+            name = (host, own.warm)
+            self._claimed[name] -= 1
+            if not self._claimed[name]:
+                del self._claimed[name]
+        if total == Room():
+            self._extra.pop(host, None)
         else:
-            del self._own[host]
+            self._extra[host] = total
 
     def forget(self, host: HostId) -> None:
         """The host is gone."""
-        self._own.pop(host, None)
+        self._keep(host, lambda own: False)
 
-    def extra(self) -> dict[HostId, Room]:
-        """What counts on top of the views."""
-        return {host: _sum(own.room for own in mine) for host, mine in self._own.items()}
+    def extra(self) -> Mapping[HostId, Room]:
+        """What counts on top of the views, as it is now and becomes."""
+        return self._extra
 
-    def claimed(self) -> dict[tuple[HostId, WarmName], int]:
-        """Warm sandboxes taken that the views still show."""
-        counts: dict[tuple[HostId, WarmName], int] = {}
-        for host, mine in self._own.items():
-            for own in mine:
-                counts[(host, own.warm)] = counts.get((host, own.warm), 0) + 1
-        return counts
-
-
-def _sum(rooms: Iterable[Room]) -> Room:
-    total = Room()
-    for room in rooms:
-        total = total + room
-    return total
+    def claimed(self) -> Mapping[tuple[HostId, WarmName], int]:
+        """Warm sandboxes taken that the views still show, as it is now and becomes."""
+        return self._claimed

@@ -53,7 +53,7 @@ def levels_for(
     """
     kinds = _kinds(pool, wanted, recent, now)
     free = {
-        host.view.id: _minus(host.view.capacity, host.view.held)
+        host.view.id: host.view.capacity - host.view.held
         for host in sorted(warming, key=lambda host: host.view.id)
     }
     present: dict[WarmName, dict[HostId, int]] = {}
@@ -86,7 +86,7 @@ def _spread(
         # A little more than an even share is not worth ending sandboxes for.
         if count := min(count, even + max(1, even // 4), _times(kind.room, free[id])):
             kept[id] = count
-            free[id] = _minus(free[id], _scaled(kind.room, count))
+            free[id] = free[id] - _scaled(kind.room, count)
     over = sum(kept.values()) - kind.count
     if over > 0:
         _trim(kind, kept, free, over)
@@ -99,7 +99,7 @@ def _spread(
     while left and heap:
         _, _, id = heap[0]
         kept[id] = kept.get(id, 0) + 1
-        free[id] = _minus(free[id], kind.room)
+        free[id] = free[id] - kind.room
         left -= 1
         if kind.room.fits(free[id]):
             heapq.heapreplace(heap, (kept[id], -free[id].memory_mib, id))
@@ -154,15 +154,6 @@ def _largest(one: Room, other: Room) -> Room:
         memory_mib=max(one.memory_mib, other.memory_mib),
         disk_mib=max(one.disk_mib, other.disk_mib),
         sandboxes=max(one.sandboxes, other.sandboxes),
-    )
-
-
-def _minus(one: Room, other: Room) -> Room:
-    return Room(
-        cpu_millis=one.cpu_millis - other.cpu_millis,
-        memory_mib=one.memory_mib - other.memory_mib,
-        disk_mib=one.disk_mib - other.disk_mib,
-        sandboxes=one.sandboxes - other.sandboxes,
     )
 
 
