@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from typing import Literal
 
 from provisioner import keys
 from provisioner.auth import hash_secret
@@ -163,7 +164,9 @@ class Hosts:
                     raise _not_yours()
                 name = names.layer(digest)
                 there = await self._context.blobs.head(name)
-                url = await self._presigned("put", name)
+                url = await self._presigned(
+                    "put", name, sha256=digest.removeprefix("sha256:"), size_bytes=size_bytes
+                )
                 return url.model_copy(update={"exists": there is not None and there.size_bytes == size_bytes})
             case JournalPut(session=session, epoch=epoch):
                 if await self._context.store.get(keys.assigned(host, session, epoch)) is None:
@@ -178,10 +181,16 @@ class Hosts:
                         raise _not_yours()
                 return await self._presigned("get", names.journal(session, epoch))
 
-    async def _presigned(self, method: str, name: str) -> Url:
-        assert method in ("get", "put")
+    async def _presigned(
+        self,
+        method: Literal["get", "put"],
+        name: str,
+        *,
+        sha256: str | None = None,
+        size_bytes: int | None = None,
+    ) -> Url:
         presigned = await self._context.blobs.presign(
-            "get" if method == "get" else "put", name, expires_s=_URL_S
+            method, name, expires_s=_URL_S, sha256=sha256, size_bytes=size_bytes
         )
         return Url(url=presigned.url, headers=presigned.headers)
 

@@ -30,5 +30,10 @@ def journal(session: SessionId, epoch: int) -> str:
     return f"journals/{_spread(session)}/{session}/{epoch}.jsonl.zst"
 
 
+def transfer(id: str) -> str:
+    """A file on its way into a session or out of it."""
+    return f"transfers/{_spread(id)}/{id}"
+
+
 def _spread(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:2]
