@@ -61,6 +61,7 @@ from provisioner.route_tokens import RouteSigner
 from provisioner.sessions import Sessions
 from provisioner.sessions.queue import Pump
 from provisioner.settings import ProvisionerSettings
+from provisioner.shift import Shifts
 from provisioner.snapshots import Snapshots
 from provisioner.store.port import Store
 from provisioner.store.steady import SteadyStore
@@ -86,7 +87,7 @@ class Counts:
 class Services:
     """Everything a surface needs. `start` begins the background work (reconciler, queue), `close` ends it; a test
     may leave both out and drive `reconciler.tick()` and `pump.drain()` itself. A process that runs only while it
-    answers (Lambda) starts nothing, and answers in `turns`."""
+    answers (Lambda) starts nothing, and answers in `turns`; a reconciler that is woken works in `shifts`."""
 
     settings: ProvisionerSettings
     store: Store
@@ -105,6 +106,7 @@ class Services:
     context: Context
     capacity: Capacity
     turns: Turns
+    shifts: Shifts
     _loops: list[asyncio.Task[None]] = field(default_factory=list, repr=False)
 
     async def start(self, *, reconciles: bool = True) -> None:
@@ -234,6 +236,7 @@ def build_services(
     executor = Executor(context, capacity, sessions, departure)
     heartbeats = Heartbeats(context, sessions, snapshots, usage, departure)
     pump = Pump(context, sessions.placing)
+    reconciler = Reconciler(context, capacity, executor, sessions, snapshots, images, store)
     return Services(
         settings=settings,
         store=steady,
@@ -247,9 +250,10 @@ def build_services(
         pools=Pools(context),
         usage=usage,
         hosts=Hosts(context, heartbeats, departure),
-        reconciler=Reconciler(context, capacity, executor, sessions, snapshots, images, store),
+        reconciler=reconciler,
         pump=pump,
         context=context,
         capacity=capacity,
         turns=Turns(context, pump),
+        shifts=Shifts(context, reconciler, executor),
     )

@@ -54,23 +54,24 @@ class World:
         self.services: Services = self.replica("one")
         self.tokens: dict[HostId, str] = {}
 
-    def replica(self, name: str) -> Services:
-        """Another control plane process over the same state."""
+    def replica(self, name: str, **options: Any) -> Services:
+        """Another control plane process over the same state. `options` are those of `build_services`."""
         counter = itertools.count(1)
         signer = RouteSigner(self.store, self.clock, key_life_s=86_400)
-        return build_services(
-            store=self.store,
-            blobs=self.blobs,
-            agents=self.agents,
-            capacity=self.capacity,
-            clock=self.clock,
-            signer=signer,
-            settings=self.settings,
-            replica=name,
-            builder=self.builder,
-            ids=lambda kind: f"{kind}_{name}{next(counter):04d}",
-            chance=random.Random(7),
-        )
+        about: dict[str, Any] = {
+            "store": self.store,
+            "blobs": self.blobs,
+            "agents": self.agents,
+            "capacity": self.capacity,
+            "clock": self.clock,
+            "signer": signer,
+            "settings": self.settings,
+            "replica": name,
+            "builder": self.builder,
+            "ids": lambda kind: f"{kind}_{name}{next(counter):04d}",
+            "chance": random.Random(7),
+        }
+        return build_services(**(about | options))
 
     async def open(self) -> World:
         """Keys, a tenant and an image."""
