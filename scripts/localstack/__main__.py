@@ -1,0 +1,3 @@
+from scripts.localstack.cli import main
+
+raise SystemExit(main())
