@@ -17,7 +17,8 @@ from provisioner.lifecycle import HOST, UNPLACED, move
 from provisioner.model import Host, HostOrders, Queued, dump, load, replace
 from provisioner.sessions import records
 from provisioner.store.port import ConditionFailed, Put, Stored, VersionIs
-from shoal.contract.base import HostId
+from provisioner.transfers import Transfers
+from shoal.contract.base import HostId, SessionId, TenantId
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.host import (
     Heartbeat,
@@ -28,6 +29,8 @@ from shoal.contract.host import (
     LayerPut,
     Register,
     Registered,
+    TransferGet,
+    TransferPut,
     Url,
     UrlAsked,
     Urls,
@@ -43,10 +46,13 @@ _URL_S = 900.0
 class Hosts:
     """What the internal routes call."""
 
-    def __init__(self, context: Context, heartbeats: Heartbeats, departure: Departure) -> None:
+    def __init__(
+        self, context: Context, heartbeats: Heartbeats, departure: Departure, transfers: Transfers
+    ) -> None:
         self._context = context
         self._heartbeats = heartbeats
         self._departure = departure
+        self._transfers = transfers
         self._tokens: dict[HostId, str] = {}
         self._readable: dict[HostId, set[str]] = {}
 
@@ -180,6 +186,30 @@ class Hosts:
                     if found is None or found.session.state not in UNPLACED:
                         raise _not_yours()
                 return await self._presigned("get", names.journal(session, epoch))
+
+            case TransferGet(transfer=transfer, session=session, use=use):
+                tenant = await self._tenant_of(host, session)
+                record = await self._transfers.bind(tenant, session, transfer, use)
+                url = await self._presigned("get", names.transfer(record.id))
+                return url.model_copy(update={"size_bytes": record.size_bytes, "sha256": record.sha256})
+            case TransferPut(transfer=transfer, session=session, size_bytes=size_bytes, sha256=sha256):
+                await self._tenant_of(host, session)
+                record = await self._transfers.outgoing(session, transfer)
+                return await self._presigned(
+                    "put", names.transfer(record.id), sha256=sha256, size_bytes=size_bytes
+                )
+
+    async def _tenant_of(self, host: HostId, session: SessionId) -> TenantId:
+        """Whose session it is, if it is on this host.
+
+        Raises:
+            ShoalError: NOT_FOUND.
+        """
+        on_host = await self._context.store.query(f"ON#{host}", prefix=f"{session}#", limit=1)
+        found = await records.read(self._context.store, session) if on_host.items else None
+        if found is None:
+            raise _not_yours()
+        return found.session.tenant
 
     async def _presigned(
         self,

@@ -16,8 +16,9 @@ from provisioner.blobs.port import BlobError, BlobExists
 from provisioner.builders.port import Builder, needs_builder, no_builder
 from provisioner.context import Context, log
 from provisioner.lifecycle import IMAGE, move
-from provisioner.manifests import canonical, digest_of, split_reference
+from provisioner.manifests import split_reference
 from provisioner.model import Image, dump, load, replace
+from provisioner.pushed_layers import PushedLayers
 from provisioner.sessions.queries import decode_cursor, encode_cursor, page_size
 from provisioner.store.port import Absent, ConditionFailed, Delete, Key, Op, Put, VersionIs
 from shoal.contract import images as wire
@@ -35,9 +36,10 @@ _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 class Images:
     """What routes call. `recover` sees to what a replica that died was building."""
 
-    def __init__(self, context: Context, builder: Builder | None) -> None:
+    def __init__(self, context: Context, builder: Builder | None, pushed: PushedLayers) -> None:
         self._context = context
         self._builder = builder
+        self._pushed = pushed
 
     async def put(self, who: Principal, name: str, tag: str, body: wire.ImagePut) -> wire.Image:
         """Register an image and wait up to `body.wait_s` for it to be available. The same again answers it as it is, or
@@ -85,6 +87,14 @@ class Images:
         )
         images = [_tell(load(Image, stored.item)) for stored in page.items]
         return wire.ImagePage(images=images, cursor=encode_cursor(page.after))
+
+    async def layers(self, who: Principal, body: wire.LayersAsked) -> wire.LayerUploads:
+        """Which layers of an image that is to be pushed are still to be sent, and where to.
+
+        Raises:
+            ShoalError: PAYLOAD_TOO_LARGE, UNAVAILABLE.
+        """
+        return await self._pushed.ask(who, body)
 
     async def delete(self, who: Principal, name: str, tag: str) -> None:
         """Take the name away; repeatable. Sessions that started from it go on, and so do their snapshots: layers stay.
@@ -203,12 +213,7 @@ class Images:
         match source:
             case wire.LayersSource(manifest=manifest):
                 for layer in manifest.layers:
-                    there = await self._head(layer.digest)
-                    if there != layer.size_bytes:
-                        raise ShoalError(
-                            ErrorCode.IMAGE_BUILD_FAILED,
-                            f"The layer {layer.digest} is not in the blob store.",
-                        )
+                    await self._pushed.verify(layer)
                 return manifest
             case wire.ImageSource(image=reference):
                 return await self._of(image.tenant, reference)
@@ -262,13 +267,6 @@ class Images:
             provenance={"image": reference},
         )
 
-    async def _head(self, digest: str) -> int | None:
-        try:
-            there = await self._context.blobs.head(names.layer(digest))
-        except BlobError as error:
-            raise ShoalError(ErrorCode.UNAVAILABLE, "The blob store does not answer.") from error
-        return there.size_bytes if there else None
-
     async def _keep_lease(self, image: Image) -> None:
         while True:
             await self._context.clock.sleep(_LEASE_S / 3)
@@ -308,8 +306,7 @@ class Images:
             changes = {"error": outcome.body().error}
         else:
             state = ImageState.AVAILABLE
-            data = canonical(outcome)
-            digest = digest_of(data)
+            data, digest = outcome.canonical(), outcome.digest
             try:
                 await context.blobs.put_if_absent(names.manifest(digest), data)
             except BlobExists:
@@ -321,6 +318,7 @@ class Images:
                 "digest": digest,
                 "layers": tuple(outcome.layers),
                 "config": outcome.config,
+                "provenance": outcome.provenance,
                 "resources": body.resources,
                 "size_bytes": sum(layer.size_bytes for layer in outcome.layers),
                 "available_at": context.clock.now(),
@@ -382,6 +380,7 @@ def _tell(image: Image) -> wire.Image:
         layers=[*image.layers],
         config=image.config,
         resources=image.resources,
+        provenance=image.provenance,
         size_bytes=image.size_bytes,
         created_at=image.created_at,
         available_at=image.available_at,

@@ -149,3 +149,8 @@ def api_key(hash: str) -> Key:
 def tenant(id: TenantId) -> Key:
     """A tenant."""
     return Key(pk=TENANTS, sk=id)
+
+
+def transfer(id: str) -> Key:
+    """A file on its way into a session or out of one."""
+    return Key(pk=f"TRF#{id}", sk=MAIN)

@@ -339,6 +339,7 @@ class Image:
     layers: tuple[Layer, ...] = ()
     config: ImageConfig = field(default_factory=ImageConfig)
     resources: ResourcesAsked = field(default_factory=ResourcesAsked)
+    provenance: dict[str, str] = field(default_factory=dict)
     size_bytes: int = 0
     available_at: datetime | None = None
     builder: str | None = None

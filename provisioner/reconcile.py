@@ -20,6 +20,7 @@ from provisioner.sessions import Sessions
 from provisioner.sessions.groups import STALE_S
 from provisioner.snapshots import Snapshots
 from provisioner.store.port import ConditionFailed
+from provisioner.transfers import Transfers
 from shoal.contract.base import HostId
 from shoal.contract.errors import ShoalError
 from shoal.contract.states import HostState
@@ -55,6 +56,7 @@ class Reconciler:
         sessions: Sessions,
         snapshots: Snapshots,
         images: Images,
+        transfers: Transfers,
         raw_store: object,
     ) -> None:
         self._context = context
@@ -63,6 +65,7 @@ class Reconciler:
         self._sessions = sessions
         self._snapshots = snapshots
         self._images = images
+        self._transfers = transfers
         self._raw_store = raw_store
         self._policy = _policy(context)
         self._chores_at: float | None = None
@@ -118,6 +121,7 @@ class Reconciler:
             ("groups", self._groups),
             ("images", self._images.recover),
             ("snapshots", lambda: self._snapshots.recover(hosts)),
+            ("transfers", self._transfers.sweep),
             ("machines", self._executor.settle),
             ("clean", self._clean),
         ]

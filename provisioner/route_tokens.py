@@ -9,9 +9,10 @@ from __future__ import annotations
 import base64
 from collections import OrderedDict
 from datetime import timedelta
+from typing import Any
 
 import jwt
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from provisioner import keys
 from provisioner.auth import Principal
@@ -112,6 +113,29 @@ class RouteSigner:
             self._remember(name, found)
         return found[1]
 
+    def sign(self, claims: dict[str, Any]) -> str:
+        """Any claims, signed. Their `aud` must be none that an agent believes: those are host ids."""
+        if self._signing is None:
+            raise RuntimeError("refresh() has not run")
+        kid, private = self._signing
+        return jwt.encode(claims, private, algorithm=ALGORITHM, headers={"kid": kid})
+
+    def verify(self, token: str, audience: str) -> dict[str, Any] | None:
+        """The claims of a token that `sign` made, here or in another replica; None for any other. Their `exp` is the
+        caller's to look at, by its own clock."""
+        try:
+            kid = jwt.get_unverified_header(token).get("kid")
+            key = next((key for key in self._public if key.kid == kid), None)
+            if key is None:
+                return None
+            public = Ed25519PublicKey.from_public_bytes(_decode(key.x))
+            claims: dict[str, Any] = jwt.decode(
+                token, public, algorithms=[ALGORITHM], audience=audience, options={"verify_exp": False}
+            )
+        except (jwt.PyJWTError, ValueError):
+            return None
+        return claims
+
     def _remember(self, name: tuple[str, ...], found: tuple[float, str]) -> None:
         self._cache[name] = found
         self._cache.move_to_end(name)
@@ -119,10 +143,7 @@ class RouteSigner:
             self._cache.popitem(last=False)
 
     def _sign(self, claims: RouteClaims) -> str:
-        if self._signing is None:
-            raise RuntimeError("refresh() has not run")
-        kid, private = self._signing
-        return jwt.encode(claims.model_dump(mode="json"), private, algorithm=ALGORITHM, headers={"kid": kid})
+        return self.sign(claims.model_dump(mode="json"))
 
     async def _make(self, number: int) -> SigningKey:
         private = Ed25519PrivateKey.generate()

@@ -19,6 +19,10 @@ nothing of another tenant is visible (NOT_FOUND). Signatures at a glance:
                 list(who, *, session=None, run=None, cursor=None, limit=100) -> SnapshotPage;  delete(who, id) -> None
     images      put(who, name, tag, ImagePut) -> Image;  get(who, name, tag, *, wait_s=0.0) -> Image
                 list(who, *, cursor=None, limit=100) -> ImagePage;  delete(who, name, tag) -> None
+                layers(who, LayersAsked) -> LayerUploads    (where to push the layers that are missing)
+    transfers   announce(who, TransferCreate) -> Transfer;  send_out(who, session) -> id
+                check_out(who, session, id) -> None;  read_link(id, *, media_type) -> URL
+    links       check(token, method) -> BlobClaims          (links to this service, where blobs are a directory)
     pools       list(who) -> PoolPage;  get(who, name) -> Pool
                 prepare(who, pool, Prepare, *, idempotency_key=None) -> Prepared
                 prepared(who, pool, id, *, wait_s=0.0) -> Prepared;  prepares(who, pool) -> PreparedPage
@@ -40,6 +44,7 @@ from dataclasses import dataclass, field
 from provisioner import keys
 from provisioner.agents.port import AgentClient
 from provisioner.auth import Auth
+from provisioner.blob_links import BlobLinks
 from provisioner.blobs.port import Blobs
 from provisioner.builders.port import Builder
 from provisioner.capacity.port import Capacity
@@ -56,6 +61,7 @@ from provisioner.manifests import Sources
 from provisioner.model import Host, Queued, load
 from provisioner.pins import Pins
 from provisioner.pools import Pools
+from provisioner.pushed_layers import PushedLayers
 from provisioner.reconcile import Reconciler
 from provisioner.route_tokens import RouteSigner
 from provisioner.sessions import Sessions
@@ -65,6 +71,7 @@ from provisioner.shift import Shifts
 from provisioner.snapshots import Snapshots
 from provisioner.store.port import Store
 from provisioner.store.steady import SteadyStore
+from provisioner.transfers import Transfers
 from provisioner.turns import Turns
 from provisioner.usage import Usage
 from provisioner.waiters import Waiters
@@ -101,6 +108,8 @@ class Services:
     pools: Pools
     usage: Usage
     hosts: Hosts
+    transfers: Transfers
+    links: BlobLinks
     reconciler: Reconciler
     pump: Pump
     context: Context
@@ -230,13 +239,15 @@ def build_services(
     )
     sessions = Sessions(context)
     snapshots = Snapshots(context)
-    images = Images(context, builder)
+    links = BlobLinks(blobs, signer, clock)
+    images = Images(context, builder, PushedLayers(blobs, links))
+    transfers = Transfers(context, links)
     usage = Usage(context)
     departure = Departure(context, sessions)
     executor = Executor(context, capacity, sessions, departure)
     heartbeats = Heartbeats(context, sessions, snapshots, usage, departure)
     pump = Pump(context, sessions.placing)
-    reconciler = Reconciler(context, capacity, executor, sessions, snapshots, images, store)
+    reconciler = Reconciler(context, capacity, executor, sessions, snapshots, images, transfers, store)
     return Services(
         settings=settings,
         store=steady,
@@ -249,7 +260,9 @@ def build_services(
         images=images,
         pools=Pools(context),
         usage=usage,
-        hosts=Hosts(context, heartbeats, departure),
+        hosts=Hosts(context, heartbeats, departure, transfers),
+        transfers=transfers,
+        links=links,
         reconciler=reconciler,
         pump=pump,
         context=context,

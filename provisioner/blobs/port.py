@@ -47,10 +47,11 @@ class BlobUnavailable(BlobError):
 
 @dataclass(frozen=True, kw_only=True)
 class BlobInfo:
-    """What is known of an object without reading it."""
+    """What is known of an object without reading it. `sha256` (hex) where the store keeps it; None says nothing."""
 
     name: str
     size_bytes: int
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,10 +110,18 @@ class S3Blobs:
     async def head(self, name: str) -> BlobInfo | None:
         """As the port says. S3 answers 403 instead of 404 to whoever lacks `s3:ListBucket`: that is a BlobError."""
         try:
-            found = await self._calls.call("head_object", Bucket=self._bucket, Key=self._key(name))
+            found = await self._calls.call(
+                "head_object", Bucket=self._bucket, Key=self._key(name), ChecksumMode="ENABLED"
+            )
         except BlobMissing:
             return None
-        return BlobInfo(name=name, size_bytes=found["ContentLength"])
+        # Of a multipart upload it would be a checksum of checksums: those have CRCs here, and no SHA-256.
+        checksum = found.get("ChecksumSHA256")
+        return BlobInfo(
+            name=name,
+            size_bytes=found["ContentLength"],
+            sha256=base64.b64decode(checksum).hex() if checksum else None,
+        )
 
     async def delete(self, name: str) -> None:
         """As the port says."""

@@ -344,7 +344,28 @@ class JournalGet(Answer):
     epoch: int
 
 
-UrlAsked = Annotated[LayerGet | LayerPut | JournalPut | JournalGet, Field(discriminator="op")]
+class TransferGet(Answer):
+    """Read a file that is to go into a session. `use` says for what, so that another use of it is refused."""
+
+    op: Literal["transfer_get"] = "transfer_get"
+    transfer: str
+    session: SessionId
+    use: str
+
+
+class TransferPut(Answer):
+    """Write a file that is to go out of a session."""
+
+    op: Literal["transfer_put"] = "transfer_put"
+    transfer: str
+    session: SessionId
+    size_bytes: int
+    sha256: str
+
+
+UrlAsked = Annotated[
+    LayerGet | LayerPut | JournalPut | JournalGet | TransferGet | TransferPut, Field(discriminator="op")
+]
 
 
 class UrlsAsked(Wire):
@@ -355,10 +376,13 @@ class UrlsAsked(Wire):
 
 class Url(Answer):
     """A presigned URL: `https://...` for an object store, `file:///...` where store and host share a disk.
-    `exists`: for a put, the object is there already and need not be sent."""
+    `exists`: for a put, the object is there already and need not be sent. `size_bytes`, `sha256`: for a transfer's get,
+    what was announced."""
 
     url: str
     exists: bool = False
+    size_bytes: int | None = None
+    sha256: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -10,6 +12,7 @@ from shoal.contract.base import Answer, SnapshotId, Time, WaitSeconds, Wire
 from shoal.contract.errors import ErrorDetail
 from shoal.contract.sessions import EnvName, EnvValue, ResourcesAsked
 from shoal.contract.states import ImageState
+from shoal.contract.transfers import UploadUrl
 
 #: The manifest's own version; a reader refuses a newer one.
 IMAGE_FORMAT = 1
@@ -38,13 +41,24 @@ class ImageConfig(Answer):
 
 
 class ImageManifest(Answer):
-    """What an image digest names: layers bottom first. Its digest is that of its canonical JSON."""
+    """What an image digest names: layers bottom first. `provenance` says where it came from, for people; it is no part
+    of what the digest names."""
 
     format: int = IMAGE_FORMAT
     architecture: str
     layers: list[Layer] = Field(max_length=MAX_LAYERS)
     config: ImageConfig = Field(default_factory=ImageConfig)
     provenance: dict[str, str] = Field(default_factory=dict)
+
+    def canonical(self) -> bytes:
+        """The one way it is written where its digest is taken, and as which it is stored."""
+        plain = self.model_copy(update={"provenance": {}}).model_dump(mode="json")
+        return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+    @property
+    def digest(self) -> str:
+        """The image's name for good, wherever it is built and whatever it is called."""
+        return "sha256:" + hashlib.sha256(self.canonical()).hexdigest()
 
 
 def _names_something(glob: str) -> str:
@@ -132,10 +146,38 @@ class Image(Answer):
     layers: list[Layer] = Field(default_factory=list)
     config: ImageConfig = Field(default_factory=ImageConfig)
     resources: ResourcesAsked = Field(default_factory=ResourcesAsked)
+    provenance: dict[str, str] = Field(default_factory=dict)
     size_bytes: int = 0
     created_at: Time
     available_at: Time | None = None
     error: ErrorDetail | None = None
+
+
+class LayerAsked(Wire):
+    """A layer that is to be pushed: its blob's digest and size."""
+
+    digest: Digest
+    size_bytes: int = Field(ge=0)
+
+
+class LayersAsked(Wire):
+    """`POST /v1/layers`: which of these are still to be sent, and where to?"""
+
+    layers: list[LayerAsked] = Field(min_length=1, max_length=MAX_LAYERS)
+
+
+class LayerUpload(Answer):
+    """`exists`: it is there already; otherwise `put` takes it, and nothing but it."""
+
+    digest: Digest
+    exists: bool
+    put: UploadUrl | None = None
+
+
+class LayerUploads(Answer):
+    """In the order asked."""
+
+    layers: list[LayerUpload]
 
 
 class ImagePage(Answer):

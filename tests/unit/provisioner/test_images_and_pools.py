@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -104,7 +105,7 @@ async def test_layers_of_others_go_over_the_base(world: World) -> None:
 
     def layer(name: str, role: str) -> Layer:
         data = name.encode()
-        digest = "sha256:" + data.hex().ljust(64, "0")
+        digest = "sha256:" + hashlib.sha256(data).hexdigest()
         world.blobs.objects[names.layer(digest)] = data
         return Layer(digest=digest, diff_id=digest, size_bytes=len(data), role=role)  # type: ignore[arg-type]
 
@@ -133,6 +134,10 @@ async def test_layers_of_others_go_over_the_base(world: World) -> None:
         world.services.images.put(WHO, "broken", "1", ImagePut(source=source(missing)))
     )
     assert broken.state is ImageState.FAILED
+    world.blobs.objects[names.layer(base.digest)] = b"not!"
+    damaged = await world.finish(world.services.images.put(WHO, "bad", "1", ImagePut(source=source(base))))
+    assert damaged.error is not None
+    assert "damaged" in damaged.error.message
 
 
 async def test_a_snapshot_packs_into_an_image(world: World) -> None:
