@@ -11,6 +11,9 @@ from typing import Any
 
 #: Tries of one call by the SDK itself, the first included; what is left then is the caller's to repeat.
 SDK_ATTEMPTS = 3
+#: Services whose adapter is repeated by whoever holds it: there the SDK tries once, so that repeats neither multiply
+#: nor hide whether an earlier try may have been applied.
+TRIED_ONCE = frozenset({"dynamodb"})
 #: Seconds to connect, and without an answer, until a call is given up.
 CONNECT_S = 3.0
 READ_S = 20.0
@@ -64,7 +67,10 @@ class AwsClients:
             max_pool_connections=CONNECTIONS,
             # Standard, not adaptive: its client-side rate limiter blocks inside the SDK, unseen and uncounted.
             # Adapters slow down by themselves, within bounds, and count it.
-            retries={"mode": "standard", "total_max_attempts": SDK_ATTEMPTS},
+            retries={
+                "mode": "standard",
+                "total_max_attempts": 1 if service in TRIED_ONCE else SDK_ATTEMPTS,
+            },
             s3={"addressing_style": "path"} if self._endpoint else {},
             # Presigned URLs would else be of version 2, which signs no headers and which new Regions refuse.
             signature_version="s3v4" if service == "s3" else None,

@@ -177,7 +177,7 @@ def failed(op: Op, stored: Stored | None) -> bool:
         return True
     if isinstance(op, Update):
         for name, add in op.add.items():
-            total = (stored.item.get(name) or 0 if stored else 0) + add.delta
+            total = (stored.item.get(name, 0) if stored else 0) + add.delta
             if add.minimum is not None and total < add.minimum:
                 return True
             if add.maximum is not None and total > add.maximum:
@@ -192,7 +192,7 @@ def updated(op: Update, stored: Stored | None) -> dict[str, Value]:
     for name in op.remove:
         item.pop(name, None)
     for name, add in op.add.items():
-        item[name] = (item.get(name) or 0) + add.delta
+        item[name] = item.get(name, 0) + add.delta
     for name, values in op.insert.items():
         item[name] = frozenset(item.get(name, frozenset())) | values
         if not item[name]:

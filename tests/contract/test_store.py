@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +41,7 @@ from provisioner.store.port import (
 )
 from provisioner.store.sizes import MAX_ITEM_BYTES, MAX_PK_BYTES, MAX_SK_BYTES
 from provisioner.store.sqlite import SqliteStore
+from tests.contract.dynamo import dynamo_store
 
 Check_ = Callable[[Store], Awaitable[None]]
 
@@ -653,18 +657,30 @@ CONDITIONAL = [
     a_failure_beside_others_touches_none_of_them,
 ]
 
-Opener = Callable[[Path], Store]
-ADAPTERS: dict[str, Opener] = {
-    "sqlite": lambda path: SqliteStore(path / "state.db"),
-    "fake": lambda path: FakeStore(),
-}
+
+@asynccontextmanager
+async def opened(adapter: str, path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    """A fresh store of an adapter, closed in the end."""
+    match adapter:
+        case "fake":
+            yield FakeStore()
+        case "sqlite":
+            async with SqliteStore(path / "state.db") as store:
+                yield store
+        case "dynamodb":
+            async with dynamo_store(request.getfixturevalue("ministack")) as (store, _):
+                yield store
+        case _:
+            raise AssertionError(adapter)
 
 
-@pytest.fixture(params=sorted(ADAPTERS))
+ADAPTERS = ("dynamodb", "fake", "sqlite")
+
+
+@pytest.fixture(params=ADAPTERS)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    opened = ADAPTERS[request.param](tmp_path)
-    yield opened
-    await opened.close()
+    async with opened(request.param, tmp_path, request) as store:
+        yield store
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
@@ -690,20 +706,54 @@ class FakeWithoutConditions(FakeStore):
         return False
 
 
+class WithoutConditions:
+    """A client of DynamoDB that sends no condition."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def transact_write_items(self, **request: Any) -> Any:
+        for (about,) in (item.values() for item in request["TransactItems"]):
+            bare = about.pop("ConditionExpression", None)
+            if bare is None:
+                continue
+            update = about.get("UpdateExpression", "")
+            for short in list(about.get("ExpressionAttributeNames", {})):
+                if not re.search(rf"{short}\b", update):
+                    del about["ExpressionAttributeNames"][short]
+            for short in list(about.get("ExpressionAttributeValues", {})):
+                if not re.search(rf"{short}\b", update):
+                    del about["ExpressionAttributeValues"][short]
+            for part in ("ExpressionAttributeNames", "ExpressionAttributeValues"):
+                if part in about and not about[part]:
+                    del about[part]
+        request["TransactItems"] = [item for item in request["TransactItems"] if "ConditionCheck" not in item]
+        if not request["TransactItems"]:
+            return {}
+        return await self._client.transact_write_items(**request)
+
+
 @pytest.mark.parametrize("promise", CONDITIONAL, ids=lambda promise: promise.__name__)
-@pytest.mark.parametrize("broken", ["sqlite", "fake"])
+@pytest.mark.parametrize("broken", ["dynamodb", "sqlite", "fake"])
 async def test_the_suite_fails_an_adapter_without_conditions(
-    broken: str, promise: Check_, tmp_path: Path
+    broken: str, promise: Check_, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """The suite can fail: an adapter that ignores conditions does not pass."""
-    opened: Store = (
-        SqliteWithoutConditions(tmp_path / "s.db") if broken == "sqlite" else FakeWithoutConditions()
-    )
-    try:
+    async with AsyncExitStack() as stack:
+        store: Store
+        match broken:
+            case "sqlite":
+                store = await stack.enter_async_context(SqliteWithoutConditions(tmp_path / "s.db"))
+            case "fake":
+                store = FakeWithoutConditions()
+            case _:
+                url = request.getfixturevalue("ministack")
+                store, _ = await stack.enter_async_context(dynamo_store(url, wrap=WithoutConditions))
         with pytest.raises((AssertionError, pytest.fail.Exception)):
-            await promise(opened)
-    finally:
-        await opened.close()
+            await promise(store)
 
 
 # -- what SQLite adds --------------------------------------------------------------------------------------------------

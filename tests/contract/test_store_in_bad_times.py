@@ -18,6 +18,7 @@ from tests.contract.test_store import (
     ADAPTERS,
     PROMISES,
     closed_is_unavailable,
+    opened,
     refuses_what_is_too_much,
     sixty_four_with_one_token_write_once,
 )
@@ -78,11 +79,10 @@ class Hasty(SystemClock):
         await super().sleep(0)
 
 
-@pytest.fixture(params=sorted(ADAPTERS))
+@pytest.fixture(params=ADAPTERS)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    opened = ADAPTERS[request.param](tmp_path)
-    yield SteadyStore(BadTimes(opened), Hasty(), random.Random(1))
-    await opened.close()
+    async with opened(request.param, tmp_path, request) as inner:
+        yield SteadyStore(BadTimes(inner), Hasty(), random.Random(1))
 
 
 @pytest.mark.parametrize(
