@@ -56,6 +56,7 @@ resource "aws_autoscaling_group" "hosts" {
   # capacity, while what runs may end by itself; a maximum of zero would end it at once.
   suspended_processes = concat(["AZRebalance"], var.execution_enabled ? [] : ["Launch"])
   force_delete        = true
+  enabled_metrics     = ["GroupDesiredCapacity", "GroupInServiceInstances"]
 
   dynamic "mixed_instances_policy" {
     for_each = var.warm_pool == null ? [1] : []

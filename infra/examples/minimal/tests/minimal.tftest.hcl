@@ -1,0 +1,24 @@
+# `terraform test` without AWS: the provider is mocked (infra/mocks).
+
+mock_provider "aws" {
+  source = "../../mocks"
+}
+
+variables {
+  agent_image_tag = "0.1.0"
+  bundle_path     = "../../mocks/bundle.zip"
+}
+
+run "whole" {
+  command = apply
+
+  assert {
+    condition     = output.endpoint == "https://a1b2c3d4e5.execute-api.us-east-1.amazonaws.com"
+    error_message = "The endpoint is the HTTP API's."
+  }
+
+  assert {
+    condition     = strcontains(output.next_steps, "shoal admin bootstrap") && strcontains(output.next_steps, "shoal image push") && strcontains(output.next_steps, "shoal run")
+    error_message = "The next steps lead to a first command."
+  }
+}

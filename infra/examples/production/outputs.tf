@@ -1,0 +1,56 @@
+output "endpoint" {
+  description = "What trainers use (`SHOAL_URL`)."
+  value       = module.api.endpoint
+}
+
+output "table" {
+  description = "The table."
+  value       = module.state.table_name
+}
+
+output "bucket" {
+  description = "The bucket."
+  value       = module.state.bucket_name
+}
+
+output "agent_repository" {
+  description = "Where the agent's image is pushed."
+  value       = module.registry.repository_urls["agent"]
+}
+
+output "alarm_topic" {
+  description = "SNS topic of the alarms: subscribe to it."
+  value       = aws_sns_topic.alarms.arn
+}
+
+output "alb_dns_name" {
+  description = "Where `domain_name` must point; null unless `data_plane` is `alb`."
+  value       = module.api.alb_dns_name
+}
+
+output "next_steps" {
+  description = "From here to the first command in a sandbox."
+  value       = <<-EOT
+    # 1. The agent's image, once for each version (after: make image)
+    aws ecr get-login-password --region ${var.region} | docker login --username AWS --password-stdin ${split("/", module.registry.repository_urls["agent"])[0]}
+    docker tag shoal-agent:${var.agent_image_tag} ${module.registry.repository_urls["agent"]}:${var.agent_image_tag}
+    docker push ${module.registry.repository_urls["agent"]}:${var.agent_image_tag}
+    %{~if local.routed~}
+
+    # The router's image likewise, to ${module.registry.repository_urls["router"]}:${var.agent_image_tag}
+    %{~endif~}
+
+    # Before a burst of more than 4,000 creates a second: warm the table up (billed once, by the unit)
+    aws dynamodb update-table --region ${var.region} --table-name ${module.state.table_name} --warm-throughput ReadUnitsPerSecond=40000,WriteUnitsPerSecond=40000
+
+    # 2. The first tenant and its key, printed once
+    AWS_REGION=${var.region} SHOAL_AWS_TABLE=${module.state.table_name} SHOAL_AWS_BUCKET=${module.state.bucket_name} shoal admin bootstrap
+
+    # 3. The first sandbox image
+    export SHOAL_URL=${module.api.endpoint} SHOAL_API_KEY=...
+    shoal image push code:1.0.0 ~/.cache/shoal/images/code
+
+    # 4. The first command; a host starts for it, which takes about a minute
+    shoal run --image code:1.0.0 -- python3 -c 'print("hello from the sandbank")'
+  EOT
+}
