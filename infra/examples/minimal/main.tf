@@ -104,7 +104,7 @@ module "reconciler" {
   architecture       = var.bundle_architecture
   access_policy      = module.state.access_policy
   stream_arn         = module.state.stream_arn
-  pools              = [{ driver = module.pool.driver, access = module.pool.access }]
+  ecs_pools          = [{ driver = module.pool.driver, access = module.pool.access }]
   environment        = local.settings
   execution_enabled  = var.execution_enabled
   log_retention_days = 14

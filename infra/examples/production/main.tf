@@ -31,18 +31,11 @@ locals {
 
   routed = var.data_plane != "lambda"
 
-  # In order: the first pool is where sessions go that name none.
-  pools = [
-    { settings = module.pool.settings, driver = module.pool.driver, access = module.pool.access },
-    { settings = module.steady.settings, driver = module.steady.driver, access = module.steady.access },
-    { settings = module.batch.settings, driver = module.batch.driver, access = module.batch.access },
-  ]
-
-  # The policy of sessions and hosts, the same for all who read it.
+  # The policy of sessions and hosts, the same for all who read it. The first pool is where sessions go that name none.
   settings = merge(
     module.state.environment,
     {
-      SHOAL_PROVISIONER_POOLS         = jsonencode([for pool in local.pools : pool.settings])
+      SHOAL_PROVISIONER_POOLS         = jsonencode([module.pool.settings, module.steady.settings, module.batch.settings])
       SHOAL_PROVISIONER_HEARTBEAT_S   = "5"
       SHOAL_PROVISIONER_LEASE_S       = "45"
       SHOAL_PROVISIONER_LOST_MARGIN_S = "15"
@@ -199,7 +192,8 @@ module "reconciler" {
   memory_mib        = 1769
   access_policy     = module.state.access_policy
   stream_arn        = module.state.stream_arn
-  pools             = [for pool in local.pools : { driver = pool.driver, access = pool.access }]
+  ecs_pools         = [for pool in [module.pool, module.steady] : { driver = pool.driver, access = pool.access }]
+  batch_pools       = [{ driver = module.batch.driver, access = module.batch.access }]
   environment       = local.settings
   execution_enabled = var.execution_enabled
   kms_key_arn       = aws_kms_key.this.arn

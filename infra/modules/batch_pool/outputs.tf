@@ -16,7 +16,6 @@ output "driver" {
 output "access" {
   description = "What the reconciler's policies name: ARNs of queue and job definition."
   value = {
-    kind                = "batch"
     job_queue_arn       = aws_batch_job_queue.hosts.arn
     job_definition_arns = [aws_batch_job_definition.agent.arn_prefix, "${aws_batch_job_definition.agent.arn_prefix}:*"]
   }

@@ -18,9 +18,7 @@ output "driver" {
 output "access" {
   description = "What the reconciler's policies name: ARNs of cluster, group, task definition family and the roles that tasks get."
   value = {
-    kind                   = "ecs"
     cluster_arn            = aws_ecs_cluster.this.arn
-    auto_scaling_group     = aws_autoscaling_group.hosts.name
     auto_scaling_group_arn = aws_autoscaling_group.hosts.arn
     task_definition_arn    = "${aws_ecs_task_definition.agent.arn_without_revision}:*"
     role_arns              = [aws_iam_role.agent.arn, aws_iam_role.execution.arn]

@@ -2,8 +2,8 @@
 # and that AWS cannot scope to a resource are kept apart (sid Lists).
 
 locals {
-  ecs   = [for pool in var.pools : pool.access if pool.driver.kind == "ecs"]
-  batch = [for pool in var.pools : pool.access if pool.driver.kind == "batch"]
+  ecs   = var.ecs_pools[*].access
+  batch = var.batch_pools[*].access
 
   ecs_statements = [for statement in [
     {

@@ -1,9 +1,9 @@
 # What happens to hosts wakes the reconciler; what it then finds out it reads itself.
 
 locals {
-  clusters   = [for pool in var.pools : pool.access.cluster_arn if pool.driver.kind == "ecs"]
-  groups     = [for pool in var.pools : pool.driver.auto_scaling_group if pool.driver.kind == "ecs"]
-  job_queues = [for pool in var.pools : pool.access.job_queue_arn if pool.driver.kind == "batch"]
+  clusters   = var.ecs_pools[*].access.cluster_arn
+  groups     = var.ecs_pools[*].driver.auto_scaling_group
+  job_queues = var.batch_pools[*].access.job_queue_arn
 
   events = merge(
     {

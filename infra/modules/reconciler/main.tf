@@ -4,7 +4,6 @@
 
 locals {
   function_name = "${var.name}-reconciler"
-  drivers       = [for pool in var.pools : pool.driver]
 }
 
 resource "aws_cloudwatch_log_group" "function" {
@@ -39,7 +38,7 @@ resource "aws_lambda_function" "this" {
 
   environment {
     variables = merge(var.environment, {
-      SHOAL_AWS_POOLS             = jsonencode(local.drivers)
+      SHOAL_AWS_POOLS             = jsonencode(concat(var.ecs_pools[*].driver, var.batch_pools[*].driver))
       SHOAL_AWS_EXECUTION_ENABLED = tostring(var.execution_enabled)
     })
   }

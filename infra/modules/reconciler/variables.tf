@@ -85,13 +85,46 @@ variable "stream_arn" {
   type        = string
 }
 
-variable "pools" {
-  description = "The pools' `driver` and `access` outputs (modules pool and batch_pool)."
-  type        = list(object({ driver = any, access = any }))
+variable "ecs_pools" {
+  description = "Outputs `driver` and `access` of each module pool."
+  type = list(object({
+    driver = object({
+      kind               = string
+      pool               = string
+      cluster            = string
+      auto_scaling_group = string
+      task_definition    = string
+      container          = string
+    })
+    access = object({
+      cluster_arn            = string
+      auto_scaling_group_arn = string
+      task_definition_arn    = string
+      role_arns              = list(string)
+    })
+  }))
+  default = []
+}
+
+variable "batch_pools" {
+  description = "Outputs `driver` and `access` of each module batch_pool."
+  type = list(object({
+    driver = object({
+      kind           = string
+      pool           = string
+      job_queue      = string
+      job_definition = string
+    })
+    access = object({
+      job_queue_arn       = string
+      job_definition_arns = list(string)
+    })
+  }))
+  default = []
 
   validation {
-    condition     = length(var.pools) >= 1
-    error_message = "At least one pool."
+    condition     = length(var.ecs_pools) + length(var.batch_pools) >= 1
+    error_message = "At least one pool, of either kind."
   }
 }
 
