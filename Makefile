@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PACKAGES := shoal provisioner api runtime_image costs
 CODE := $(PACKAGES) tests bench examples scripts
 
-.PHONY: help setup demo test test-fast check format lint types imports unit openapi bench lock wheel clean
+.PHONY: help setup demo test test-fast check format lint types imports unit openapi bench lock bundle wheel clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ bench: ## speed beside its floors; writes bench/results.json (root)
 
 lock: ## write the hash-pinned requirement files anew
 	./scripts/lock
+
+bundle: | $(PY) ## the zip files of the Lambda functions, for both architectures, in dist/
+	$(PY) scripts/bundle.py
 
 wheel: ## the wheel that trainers install: `shoal` alone
 	$(PY) -m pip wheel -q --no-deps --no-build-isolation -w dist .
