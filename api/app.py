@@ -18,6 +18,7 @@ from api.acting import Acting
 from api.archive import JournalArchive
 from api.auth import Gate
 from api.front import Front
+from api.large import Large
 from api.metrics import Metrics
 from api.relay import Relay
 from api.routes import (
@@ -30,6 +31,7 @@ from api.routes import (
     relayed,
     sessions,
     snapshots,
+    transfers,
     usage,
     waiting,
 )
@@ -93,7 +95,7 @@ def build_app(lifespan: Any = None) -> FastAPI:
     routers = [
         module.router
         for module in (
-            sessions, relayed, waiting, snapshots, images, pools, execute, usage, health, later, internal
+            sessions, relayed, waiting, snapshots, images, transfers, pools, execute, usage, health, later, internal
         )
     ]  # fmt: skip
     errors.install(app, [route for router in routers for route in router.routes])
@@ -134,5 +136,6 @@ def create_app(services: Services, settings: ApiSettings | None = None) -> Front
         metrics=metrics,
         settings=settings,
     )
-    relay = Relay(gate=gate, upstream=upstream, archive=archive, settings=settings)
+    large = Large(upstream=upstream, transfers=services.transfers, settings=settings)
+    relay = Relay(gate=gate, upstream=upstream, archive=archive, large=large, settings=settings)
     return Front(app=app, relay=relay, metrics=metrics)

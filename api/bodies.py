@@ -151,6 +151,7 @@ def too_large(limit_bytes: int) -> ShoalError:
     """The refusal of a body over the limit."""
     return ShoalError(
         ErrorCode.PAYLOAD_TOO_LARGE,
-        f"the body is over {limit_bytes} bytes; send large content by PUT .../files or POST .../stdin",
-        details={"limit_bytes": limit_bytes},
+        f"the body is over {limit_bytes} bytes; send large content by PUT .../files or POST .../stdin, and a file "
+        "that is too large for that by POST /v1/transfers",
+        details={"limit_bytes": limit_bytes, "direction": "request", "transfer": "/v1/transfers"},
     )

@@ -74,9 +74,15 @@ _OPERATIONS: dict[str, dict[str, Operation]] = {
     "actions/*/resize": {"POST": _operation(Kind.INPUT, "actions/{action}/resize", _WRITE, repeatable=True)},
     "trajectory": {"GET": _operation(Kind.TRAJECTORY, "trajectory", _READ, "after_seq", repeatable=True)},
     "files": {
-        "GET": _operation(Kind.FILE_GET, "files", _READ, "path checksum", repeatable=True),
-        "HEAD": _operation(Kind.FILE_GET, "files", _READ, "path checksum", repeatable=True),
-        "PUT": _operation(Kind.FILE_PUT, "files", _WRITE, "path mode owner create_parents", repeatable=False),
+        "GET": _operation(Kind.FILE_GET, "files", _READ, "path checksum transfer", repeatable=True),
+        "HEAD": _operation(Kind.FILE_GET, "files", _READ, "path checksum transfer", repeatable=True),
+        "PUT": _operation(
+            Kind.FILE_PUT,
+            "files",
+            _WRITE,
+            "path mode owner create_parents transfer wait_s",
+            repeatable=False,
+        ),
     },
 }
 _ANY_PORT = _operation(Kind.PORT, "ports/{port}/{path}", _WRITE, None, repeatable=False)
@@ -103,10 +109,20 @@ class Call:
         """The route's template, for metrics."""
         return self.operation.template
 
+    @property
+    def query(self) -> str:
+        """Its raw query."""
+        return self.target.partition("?")[2]
+
+    @property
+    def by_transfer(self) -> bool:
+        """Whether its bytes go by the blob store."""
+        return "transfer=" in self.query and "transfer" in QueryParams(self.query)
+
     def unknown_query(self) -> list[str]:
         """The names of query parameters that the route does not have."""
         known = self.operation.query
-        query = self.target.partition("?")[2]
+        query = self.query
         if not query or known is None:
             return []
         return [name for name in QueryParams(query) if name not in known]

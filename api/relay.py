@@ -7,7 +7,7 @@ cached, renewed once when the agent says it is stale) and typed errors where the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import aiohttp
@@ -22,6 +22,7 @@ from api.bodies import Body, ClientGone, receive_body
 from api.calls import Call, Kind
 from api.errors import request_id_of, unknown_query
 from api.front import send_error
+from api.large import Large
 from api.routing import Ended, Route
 from api.settings import ApiSettings
 from api.upstream import BROKEN, Failure, Unreachable, Upstream, broken_off, error_of, harmless, is_stale
@@ -76,8 +77,11 @@ class Archive(Protocol):
 class Relay:
     """Relays calls."""
 
-    def __init__(self, *, gate: Gate, upstream: Upstream, archive: Archive, settings: ApiSettings) -> None:
+    def __init__(
+        self, *, gate: Gate, upstream: Upstream, archive: Archive, large: Large, settings: ApiSettings
+    ) -> None:
         self._gate = gate
+        self._large = large
         self._upstream = upstream
         self._archive = archive
         self._settings = settings
@@ -111,18 +115,21 @@ class Relay:
         if scope["method"] in _NO_BODY:
             return Body(held=b"", first=None, receive=receive, length=None)
         is_file = call.operation.kind is Kind.FILE_PUT
+        limits = [None if is_file else self._settings.max_action_bytes, self._large.limit_bytes]
         return await receive_body(
             scope,
             receive,
             hold_bytes=self._settings.buffer_body_bytes,
-            limit_bytes=None if is_file else self._settings.max_action_bytes,
+            limit_bytes=min((limit for limit in limits if limit is not None), default=None),
         )
 
     async def _carry(
         self, call: Call, caller: Principal, scope: Scope, body: Body, receive: Receive, send: Send
     ) -> None:
         async def attempt(route: Route) -> Failure | None:
-            return await self._attempt(call, scope, route, body, receive, send)
+            if call.operation.kind is Kind.FILE_GET and call.by_transfer:
+                return await self._large.go_on(caller, call, route, send)
+            return await self._attempt(call, caller, scope, route, body, receive, send)
 
         await self._upstream.follow(
             caller,
@@ -136,7 +143,14 @@ class Relay:
         )
 
     async def _attempt(
-        self, call: Call, scope: Scope, route: Route, body: Body, receive: Receive, send: Send
+        self,
+        call: Call,
+        caller: Principal,
+        scope: Scope,
+        route: Route,
+        body: Body,
+        receive: Receive,
+        send: Send,
     ) -> Failure | None:
         try:
             response = await self._send(scope, call, route, body)
@@ -150,8 +164,10 @@ class Relay:
         try:
             if response.status < 400:
                 self._upstream.count("ok")
-                await self._pass_on(response, receive, send)
-                return None
+                if self._large.limit_bytes is None or call.operation.kind is Kind.STREAM:
+                    await self._pass_on(response, receive, send)
+                    return None
+                return await self._pass_on_within(call, caller, route, response, send)
             self._upstream.count("error")
             error = await error_of(response)
             if body.held is None:
@@ -179,6 +195,23 @@ class Relay:
             if body.held is None and body.length is not None:
                 headers["content-length"] = str(body.length)
         return await self._upstream.send(route, method, call.target, headers=headers, data=data)
+
+    async def _pass_on_within(
+        self, call: Call, caller: Principal, route: Route, response: aiohttp.ClientResponse, send: Send
+    ) -> Failure | None:
+        """Pass on what this entrance carries; a file that is larger goes another way."""
+        within = await self._large.within(call, response.content.iter_any())
+        if within is None or within.more:
+            response.close()  # the rest is not wanted
+        if within is None:
+            if call.operation.kind is Kind.FILE_GET:
+                return await self._large.begin(caller, call, route, send)
+            raise self._large.refusal(call)
+        headers = [pair for pair in response.raw_headers if pair[0].lower() not in _NOT_ANSWERED]
+        headers += within.headers
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "http.response.body", "body": within.content})
+        return None
 
     async def _pass_on(self, response: aiohttp.ClientResponse, receive: Receive, send: Send) -> None:
         headers = [pair for pair in response.raw_headers if pair[0].lower() not in _NOT_ANSWERED]
@@ -232,7 +265,13 @@ class Relay:
             if after is None:
                 raise invalid("query.after_seq", "is not a number")
             lines = self._archive.trajectory(caller, ended.location, after)
-            await _send_lines(lines, send)
+            if self._large.limit_bytes is None:
+                await _send_lines(lines, send)
+                return
+            within = await self._large.within(call, lines)
+            if within is None:
+                raise self._large.refusal(call)
+            await _send_whole(within.content, "application/x-ndjson", send, within.headers)
         else:
             raise ended.refusal()
 
@@ -273,6 +312,8 @@ def _wait_s(call: Call, scope: Scope, body: Body) -> float:
 
 def _runs_once(call: Call, body: Body) -> bool:
     """Whether the request's own id makes a second one harmless."""
+    if call.operation.kind is Kind.FILE_PUT:
+        return call.by_transfer
     return call.operation.kind is Kind.ACT and isinstance(body.field("id"), str)
 
 
@@ -282,8 +323,10 @@ async def _hung_up(receive: Receive) -> None:
         pass
 
 
-async def _send_whole(content: bytes, kind: str, send: Send) -> None:
-    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(content)).encode())]
+async def _send_whole(
+    content: bytes, kind: str, send: Send, more: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(content)).encode()), *more]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": content})
 

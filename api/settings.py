@@ -20,6 +20,8 @@ class ApiSettings(BaseSettings):
         route_cache_s: How long a session's route is believed; agents refuse a stale one, which renews it at once.
         connect_timeout_s: How long connecting to an agent may take.
         agent_silence_s: How long an agent may send nothing; longer than the longest poll and the streams' heartbeat.
+        answer_limit_bytes: The largest body that this entrance carries in either direction, where it buffers them
+            (Lambda, an HTTP API); larger files go by the blob store (`POST /v1/transfers`). None carries any size.
         fan_out: How many requests one `actions:wait` has in flight at the agents.
     """
 
@@ -32,4 +34,5 @@ class ApiSettings(BaseSettings):
     route_cache_s: float = Field(default=15.0, ge=0)
     connect_timeout_s: float = Field(default=3.0, gt=0)
     agent_silence_s: float = Field(default=45.0, gt=0)
+    answer_limit_bytes: int | None = Field(default=None, ge=1024)
     fan_out: int = Field(default=64, ge=1)

@@ -123,14 +123,18 @@ async def get_trajectory(
     id: SessionPath,
     after_seq: Annotated[int, Query(ge=0, description="Only actions after this seq.")] = 0,
 ) -> Any:
-    """One ActionRecord a line, ordered by epoch and seq. Also after the session ended."""
+    """One ActionRecord a line, ordered by epoch and seq. Also after the session ended. With the header `X-Shoal-More`
+    it goes on: ask again after its last seq."""
     _relayed()
 
 
 @router.get(
     "/files",
     response_class=Response,
-    responses={200: {"content": _BYTES}},
+    responses={
+        200: {"content": _BYTES},
+        303: {"description": "It is larger than this entrance carries: `Location` leads to the bytes."},
+    },
     tags=["files"],
     summary="Download a file, or a directory as a tar",
 )
@@ -140,12 +144,21 @@ async def get_file(
     checksum: Annotated[
         bool, Query(description="Also answer the header X-Shoal-Sha256; reads it twice.")
     ] = False,
+    transfer: Annotated[str | None, Query(description="As a redirect of this route says.")] = None,
 ) -> Any:
-    """Raw bytes, streamed, of any size. A directory comes as `application/x-tar`: modes, links and times are kept."""
+    """Raw bytes, streamed, of any size. A directory comes as `application/x-tar`: modes, links and times are kept. What
+    is larger than the entrance carries is put into the blob store first: follow the redirects (303; back to here while
+    that goes on). The last one has `X-Shoal-Kind`, `-Mode`, `-Size-Bytes` and `-Sha256`; where it leads takes no
+    `Authorization`."""
     _relayed()
 
 
-@router.put("/files", tags=["files"], summary="Upload a file, or a tar into a directory")
+@router.put(
+    "/files",
+    responses={202: {"description": "A transfer's file is on its way: repeat the request."}},
+    tags=["files"],
+    summary="Upload a file, or a tar into a directory",
+)
 async def put_file(
     id: SessionPath,
     path: FilePath,
@@ -155,6 +168,12 @@ async def put_file(
     ] = None,
     owner: Annotated[str | None, Query(description="None keeps the file's, else the session's user.")] = None,
     create_parents: Annotated[bool, Query(description="Make missing directories above it.")] = True,
+    transfer: Annotated[
+        str | None, Query(description="Take the bytes of this transfer (`POST /v1/transfers`); no body then.")
+    ] = None,
+    wait_s: Annotated[
+        float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for a transfer's file.")
+    ] = MAX_WAIT_S,
     x_shoal_sha256: Annotated[
         str | None, Header(description="SHA-256 of the body in hex: checked before the file shows.")
     ] = None,

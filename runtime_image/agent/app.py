@@ -37,6 +37,7 @@ from runtime_image.agent.life import Life
 from runtime_image.agent.link import GuestLink
 from runtime_image.agent.metering import UsageQueue
 from runtime_image.agent.metrics import AgentMetrics, Sources
+from runtime_image.agent.passages import Passages
 from runtime_image.agent.ports import DescriptorStore, NoStore
 from runtime_image.agent.report import Report
 from runtime_image.agent.room import HostLimits
@@ -182,6 +183,9 @@ class Agent:
             clock=clock,
             nudge=lambda: heart.nudge(),
         )
+        passages = Passages(
+            control, transfer, spool=home / "passages", floor_bytes=settings.disk_floor_mib << 20
+        )
         report = Report(
             settings=settings,
             address=address,
@@ -224,7 +228,7 @@ class Agent:
         app = create_app(
             [
                 *ActionRoutes(service, tokens).routes(),
-                *FileRoutes(service, tokens).routes(),
+                *FileRoutes(service, tokens, passages).routes(),
                 *SandboxRoutes(service, snapshots, tokens).routes(),
             ],
             metrics=metrics.text,

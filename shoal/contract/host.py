@@ -368,6 +368,16 @@ UrlAsked = Annotated[
 ]
 
 
+class FileSent(Answer):
+    """A file, or a directory's tar, that an agent put at its transfer's URL."""
+
+    size_bytes: int
+    sha256: str
+    kind: str
+    mode: int
+    mtime_ns: int
+
+
 class UrlsAsked(Wire):
     """A host asks for short-lived URLs, each for one object and one method."""
 

@@ -4,6 +4,9 @@
 file, aside and then renamed; or, with `Content-Type: application/x-tar`, unpacked into the directory `path`. A PUT's
 answer has `sha256` and `size_bytes`; with `X-Shoal-Sha256` on the request the content is checked before it shows. A GET
 with `checksum=true` reads the file twice and has the header `X-Shoal-Sha256`.
+
+What an entrance does not carry goes by the blob store: a PUT with `transfer=` takes its bytes from there, and
+`POST .../files:send?path=&transfer=` puts a file there. Both answer 202 while it goes on, and are asked again then.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -19,8 +22,10 @@ from starlette.routing import Route
 
 from runtime_image.agent.hosted import Hosted
 from runtime_image.agent.http.actions import session_of
-from runtime_image.agent.http.guard import flag, guarded, json_response, number
+from runtime_image.agent.http.guard import flag, guarded, json_response, number, wait_s
 from runtime_image.agent.link import FileError, FileReader, FileWriter, GuestLink
+from runtime_image.agent.passages import FileTarget, Passages
+from shoal.contract.base import MAX_WAIT_S
 from shoal.contract.errors import ErrorCode, ShoalError, invalid
 
 if TYPE_CHECKING:
@@ -34,9 +39,10 @@ TAR = "application/x-tar"
 class FileRoutes:
     """`/v1/sessions/{session}/files` and `/trajectory`, for session tokens."""
 
-    def __init__(self, service: SandboxService, tokens: TokenVerifier) -> None:
+    def __init__(self, service: SandboxService, tokens: TokenVerifier, passages: Passages) -> None:
         self._service = service
         self._tokens = tokens
+        self._passages = passages
 
     def routes(self) -> list[Route]:
         """Its routes."""
@@ -44,6 +50,7 @@ class FileRoutes:
         return [
             Route(base + "/files", guarded(self.get), methods=["GET", "HEAD"]),
             Route(base + "/files", guarded(self.put), methods=["PUT"]),
+            Route(base + "/files:send", guarded(self.send), methods=["POST"]),
             Route(base + "/trajectory", guarded(self.trajectory), methods=["GET"]),
         ]
 
@@ -95,35 +102,52 @@ class FileRoutes:
             raise ShoalError(
                 ErrorCode.SESSION_REWOUND, "The session's disk went back; acknowledge it to go on."
             )
-        path, link = _path(request), _link(hosted)
-        create_parents = flag(request, "create_parents", True)
-        is_tar = request.headers.get("content-type", "").partition(";")[0].strip().lower() == TAR
+        link = _link(hosted)
+        target = FileTarget(
+            path=_path(request),
+            is_tar=request.headers.get("content-type", "").partition(";")[0].strip().lower() == TAR,
+            mode=_mode(request),
+            owner=request.query_params.get("owner"),
+            create_parents=flag(request, "create_parents", True),
+        )
+        transfer = request.query_params.get("transfer")
         try:
-            if is_tar:
-                writer = await link.open_write_tar(
-                    path, create_parents=create_parents, user=hosted.user, cwd=hosted.workdir
+            if transfer is not None:
+                told = await self._passages.bring_in(
+                    hosted, link, transfer, target, wait_s(request, MAX_WAIT_S)
                 )
-            else:
-                writer = await link.open_write(
-                    path,
-                    mode=_mode(request),
-                    owner=request.query_params.get("owner"),
-                    create_parents=create_parents,
-                    user=hosted.user,
-                    cwd=hosted.workdir,
-                )
+                return _going_on(transfer) if told is None else json_response(json.dumps(told))
+            writer = await target.open(hosted, link)
         except FileError as error:
-            raise file_refused(path, error) from error
+            raise file_refused(target.path, error) from error
         hosted.using += 1
         try:
             async with writer:
-                return await _receive(request, writer, path)
+                return await _receive(request, writer, target)
         finally:
             hosted.using -= 1
             hosted.touch()
 
+    async def send(self, request: Request) -> Response:
+        """Put a file, or a directory's tar, at its transfer's URL."""
+        hosted = session_of(request, self._service, self._tokens, write=False)
+        hosted.require_running()
+        path, link = _path(request), _link(hosted)
+        transfer = request.query_params.get("transfer")
+        if not transfer:
+            raise invalid("query.transfer", "is missing")
+        try:
+            sent = await self._passages.send_out(hosted, link, transfer, path, wait_s(request, MAX_WAIT_S))
+        except FileError as error:
+            raise file_refused(path, error) from error
+        return _going_on(transfer) if sent is None else json_response(sent.model_dump_json())
 
-async def _receive(request: Request, writer: FileWriter, path: str) -> Response:
+
+def _going_on(transfer: str) -> Response:
+    return json_response(json.dumps({"transfer": transfer, "status": "running"}), status=202)
+
+
+async def _receive(request: Request, writer: FileWriter, target: FileTarget) -> Response:
     digest = hashlib.sha256()
     size = 0
     async for chunk in request.stream():
@@ -142,12 +166,8 @@ async def _receive(request: Request, writer: FileWriter, path: str) -> Response:
     try:
         info = await writer.commit()
     except FileError as error:
-        raise file_refused(path, error) from error
-    answer: dict[str, Any] = {"path": path, "size_bytes": size, "sha256": digest.hexdigest()}
-    for name in ("kind", "mode", "created", "members"):
-        if info.get(name) is not None:
-            answer[name] = info[name]
-    return json_response(json.dumps(answer))
+        raise file_refused(target.path, error) from error
+    return json_response(json.dumps(target.told(info, size, digest.hexdigest())))
 
 
 async def _send(hosted: Hosted, reader: FileReader) -> AsyncIterator[bytes]:

@@ -86,6 +86,25 @@ class FakeArchive:
                 yield record.model_dump_json().encode() + b"\n"
 
 
+class FakeTransfers:
+    """Transfers out of sessions: `made` are those that there are."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, str] = {}
+
+    async def send_out(self, who: Principal, session: SessionId) -> str:
+        id = f"trf_{len(self.made)}"
+        self.made[id] = session
+        return id
+
+    async def check_out(self, who: Principal, session: SessionId, id: str) -> None:
+        if self.made.get(id) != session:
+            raise ShoalError(ErrorCode.NOT_FOUND, "no such transfer")
+
+    async def read_link(self, id: str, *, media_type: str) -> str:
+        return f"https://blobs.example.org/{id}?as={media_type}"
+
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

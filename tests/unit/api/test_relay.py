@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from api import calls
 from api.auth import Gate
 from api.front import Front
+from api.large import Large
 from api.metrics import Metrics
 from api.relay import Relay
 from api.routing import Routes
@@ -26,6 +27,7 @@ from api.settings import ApiSettings
 from api.upstream import Upstream
 from shoal.contract.actions import ActionRecord, Exec, ExecObservation
 from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.host import FileSent
 from shoal.contract.states import ActionStatus, SessionState
 from tests.unit.api.fakes import (
     KEY,
@@ -33,6 +35,8 @@ from tests.unit.api.fakes import (
     FakeArchive,
     FakeKeys,
     FakeLocator,
+    FakeTransfers,
+    Handler,
     ScriptedAgent,
     cuts,
     ended,
@@ -54,6 +58,7 @@ class House:
     keys: FakeKeys
     archive: FakeArchive
     front: Front
+    transfers: FakeTransfers
 
 
 async def _no_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,18 +69,21 @@ async def _no_app(scope: Scope, receive: Receive, send: Send) -> None:
 async def open_house(settings: ApiSettings | None = None) -> AsyncIterator[House]:
     settings = settings or ApiSettings()
     keys, locator, archive, metrics = FakeKeys(), FakeLocator(), FakeArchive(), Metrics()
+    transfers = FakeTransfers()
     async with (
         ScriptedAgent() as agent,
         Upstream(routes=Routes(locator, cache_s=15.0), metrics=metrics, settings=settings) as upstream,
     ):
-        relay = Relay(gate=Gate(keys, cache_s=5.0), upstream=upstream, archive=archive, settings=settings)
+        large = Large(upstream=upstream, transfers=transfers, settings=settings)
+        gate = Gate(keys, cache_s=5.0)
+        relay = Relay(gate=gate, upstream=upstream, archive=archive, large=large, settings=settings)
         locator.places[SESSION] = [running(SESSION, agent.address)]
         front = Front(app=_no_app, relay=relay, metrics=metrics)
         transport = httpx.ASGITransport(app=front)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://api", headers={"authorization": f"Bearer {KEY}"}
         ) as client:
-            yield House(client, agent, locator, keys, archive, front)
+            yield House(client, agent, locator, keys, archive, front, transfers)
 
 
 @pytest.fixture
@@ -479,3 +487,88 @@ def _record(seq: int) -> ActionRecord:
         observation=ExecObservation(exit_code=0),
         started_at=datetime(2026, 1, 1, tzinfo=UTC),
     )
+
+
+LIMITED = ApiSettings(answer_limit_bytes=1024)
+SENT = FileSent(size_bytes=5000, sha256="0" * 64, kind="file", mode=0o755, mtime_ns=7)
+
+
+async def test_a_file_over_the_limit_is_answered_with_where_it_is() -> None:
+    """The agent is told to put it into the blob store; while it does the redirect leads back, and then to the bytes
+    with what a download tells in headers."""
+    async with open_house(LIMITED) as house:
+        path = f"/v1/sessions/{SESSION}/files?path=%2Fa%20b%2Fc"
+        house.agent.script = [
+            _bytes(b"x" * 5000),
+            _text('{"status": "running"}', status=202),
+            _text(SENT.model_dump_json()),
+        ]
+        back = await house.client.get(path)
+        assert (back.status_code, back.content) == (303, b"")
+        again = str(httpx.URL(f"http://api{path}").join(back.headers["location"]))
+        assert again == f"http://api/v1/sessions/{SESSION}/files?path=/a%20b/c&transfer=trf_0"
+        there = await house.client.get(again)
+        assert there.status_code == 303
+        assert there.headers["location"] == "https://blobs.example.org/trf_0?as=application/octet-stream"
+        assert (there.headers["x-shoal-size-bytes"], there.headers["x-shoal-mode"]) == ("5000", "755")
+        assert [(method, target) for method, target, _ in house.agent.seen] == [
+            ("GET", path),
+            ("POST", f"/v1/sessions/{SESSION}/files:send?path=/a%20b/c&transfer=trf_0&wait_s=15"),
+            ("POST", f"/v1/sessions/{SESSION}/files:send?path=/a%20b/c&transfer=trf_0&wait_s=15"),
+        ]
+        house.transfers.made["trf_0"] = "ses_other"
+        assert (await house.client.get(again)).status_code == 404
+
+
+async def test_a_tar_of_unknown_length_over_the_limit_goes_the_same_way() -> None:
+    """What streams is held up to the limit; under it, it is answered as it is."""
+    async with open_house(LIMITED) as house:
+        path = f"/v1/sessions/{SESSION}/files?path=d"
+        house.agent.script = [_chunks(b"x" * 1000), _chunks(b"x" * 1000, b"y" * 1000)]
+        house.agent.otherwise = _text(SENT.model_copy(update={"kind": "directory"}).model_dump_json())
+        small = await house.client.get(path)
+        assert (small.status_code, small.content) == (200, b"x" * 1000)
+        assert (await house.client.get(path)).headers["location"].endswith("?as=application/x-tar")
+
+
+async def test_what_is_no_file_and_over_the_limit_says_what_to_do() -> None:
+    """Answers and bodies alike: a typed error with the limit, never a broken answer of some gateway."""
+    async with open_house(LIMITED) as house:
+        house.agent.otherwise = _bytes(b"x" * 2000)
+        answer = await house.client.post(ACTIONS, content=b"{}")
+        assert (answer.status_code, code_of(answer)) == (413, "payload_too_large")
+        assert answer.json()["error"]["details"] == {"limit_bytes": 1024, "direction": "answer"}
+        for method, path in (("POST", ACTIONS), ("PUT", f"/v1/sessions/{SESSION}/files?path=a")):
+            body = await house.client.request(method, path, content=b"x" * 2000)
+            assert (body.status_code, code_of(body)) == (413, "payload_too_large")
+            assert body.json()["error"]["details"]["transfer"] == "/v1/transfers"
+
+
+async def test_a_long_log_comes_in_whole_lines() -> None:
+    """Each answer ends with a line and tells that there is more; one line over the limit is refused."""
+    async with open_house(LIMITED) as house:
+        house.agent.script = [_chunks(b"a" * 499 + b"\n", b"b" * 499 + b"\n" + b"c" * 499 + b"\n")]
+        house.agent.otherwise = _bytes(b"a" * 2000)
+        log = f"/v1/sessions/{SESSION}/trajectory"
+        first = await house.client.get(log)
+        assert first.content == b"a" * 499 + b"\n" + b"b" * 499 + b"\n"
+        assert first.headers["x-shoal-more"] == "true"
+        assert (await house.client.get(log)).status_code == 413
+
+
+def _bytes(content: bytes) -> Handler:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=content)
+
+    return answer
+
+
+def _chunks(*chunks: bytes) -> Handler:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for chunk in chunks:
+            await response.write(chunk)
+        return response
+
+    return answer

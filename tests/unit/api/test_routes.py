@@ -34,7 +34,7 @@ from shoal.contract.sessions import (
     Sessions,
 )
 from shoal.contract.states import SessionState, Substrate
-from tests.unit.api.fakes import KEY, READER, FakeKeys
+from tests.unit.api.fakes import KEY, READER, FakeKeys, FakeTransfers
 
 
 def a_session(id: str = "ses_1", state: SessionState = SessionState.RUNNING) -> Session:
@@ -127,7 +127,13 @@ async def house() -> AsyncIterator[House]:
         return Counts(sessions={"running": 3}, hosts={"ready": 1}, queue=2, queue_age_s=1.5, warm=4)
 
     services = SimpleNamespace(
-        sessions=sessions, auth=FakeKeys(), store=store, blobs=None, clock=SystemClock(), counts=counts
+        sessions=sessions,
+        auth=FakeKeys(),
+        store=store,
+        blobs=None,
+        clock=SystemClock(),
+        counts=counts,
+        transfers=FakeTransfers(),
     )
     app = create_app(cast("Services", services))
     async with AsyncExitStack() as stack:
