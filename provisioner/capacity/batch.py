@@ -166,17 +166,19 @@ class BatchCapacity:
         id = str(answer["jobId"])
         pool.known.add(id)
         log.info("hosts.submitted", pool=about.pool, hosts=len(starts), job=id)
-        now = self._clock.now()
-        return [
-            Instance(
+        jobs = [
+            _Job(
                 id=f"{id}:{index}" if array else id,
                 host=start.host,
-                pool=about.pool,
-                alive=True,
-                started_at=now,
+                status="SUBMITTED",
+                created_at=self._clock.now(),
+                stopped_at=None,
+                detail=None,
             )
             for index, start in enumerate(starts)
         ]
+        pool.submitted(jobs, self._clock.monotonic())
+        return self._told(pool, jobs)
 
     async def _read(self, pool: _Pool) -> list[_Job]:
         """All jobs that are hosts of the pool: those that live, and those that ended of late."""
@@ -227,8 +229,7 @@ class BatchCapacity:
             _Job(id=id, host=hosts[id], status="SUBMITTED", created_at=now, stopped_at=None, detail=None)
             for id in sorted(waiting)
         ]
-        pool.shown({job.host for job in jobs}, {job.id for job in jobs})
-        return jobs
+        return pool.seen(jobs, self._clock.monotonic())
 
     async def _describe(self, ids: Sequence[str]) -> list[Mapping[str, Any]]:
         found: list[Mapping[str, Any]] = []
@@ -277,6 +278,7 @@ class _Pool:
         self.known: set[str] = set()
         self.over: set[str] = set()
         self._began: dict[HostId, float] = {}
+        self._submitted: dict[str, tuple[_Job, float]] = {}
 
     def began(self, hosts: Iterable[HostId], now: float) -> None:
         """Their job was, perhaps, submitted."""
@@ -292,10 +294,22 @@ class _Pool:
         self._began = {host: at for host, at in self._began.items() if now - at < _SHOW_S}
         return set(self._began)
 
-    def shown(self, hosts: set[HostId], jobs: set[str]) -> None:
-        """What there is by now."""
-        self.failed(hosts)
-        self.over &= jobs
+    def submitted(self, jobs: Iterable[_Job], now: float) -> None:
+        """They were submitted for certain: they are there, whatever is read in their first minute."""
+        self._submitted |= {job.id: (job, now) for job in jobs}
+
+    def seen(self, jobs: Sequence[_Job], now: float) -> list[_Job]:
+        """What was read, with what it does not show yet."""
+        shown = {job.id for job in jobs}
+        self._submitted = {
+            id: (job, at)
+            for id, (job, at) in self._submitted.items()
+            if id not in shown and now - at < _SHOW_S
+        }
+        found = [*jobs, *(job for job, _ in self._submitted.values())]
+        self.failed({job.host for job in found})
+        self.over &= {job.id for job in found}
+        return found
 
 
 def _hosts(about: Mapping[str, Any]) -> list[HostId]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import structlog
@@ -241,7 +242,10 @@ class EcsCapacity:
             return None
         for about in answer.get("tasks") or ():
             log.info("host.started", host_id=start.host, pool=pool.about.pool, instance=machine.id)
-            return read_task(about, pool.about.pool)
+            task = read_task(about, pool.about.pool)
+            if task is not None:
+                pool.started(task, self._clock.monotonic())
+            return task
         return None
 
     # -- ending ---------------------------------------------------------------------------------------------------
@@ -309,7 +313,7 @@ class EcsCapacity:
     async def _view(self, pool: _Pool) -> GroupView:
         now = self._clock.monotonic()
         if pool.view is None or now - pool.view[0] > _FRESH_S:
-            view = await pool.reader.read()
+            view = pool.with_started(await pool.reader.read(), now)
             pool.view = (now, view)
             pool.over &= {task.arn for task in view.tasks}
         return pool.view[1]
@@ -322,8 +326,8 @@ class EcsCapacity:
             machine = view.machines.get(task.machine)
             gone = task.machine in view.gone
             if task.stopped and (machine is None or not machine.counts):
-                ended = task.stopped_at or task.created_at
-                if self._clock.now() - ended > timedelta(seconds=_TELL_S):
+                ended = task.stopped_at
+                if ended is not None and self._clock.now() - ended > timedelta(seconds=_TELL_S):
                     continue
             detail = f"Its instance {task.machine} is gone." if gone and not task.stopped else task.detail
             yield _instance(pool, task, alive=not (task.stopped or gone), detail=detail)
@@ -343,6 +347,7 @@ class _Pool:
         self.over: set[str] = set()
         self.view: tuple[float, GroupView] | None = None
         self._began: dict[HostId, tuple[str, float]] = {}
+        self._started: dict[str, tuple[Task, float]] = {}
         self._idle_since: dict[str, float] = {}
 
     def forget(self) -> None:
@@ -356,6 +361,20 @@ class _Pool:
     def failed(self, host: HostId) -> None:
         """It was not."""
         self._began.pop(host, None)
+
+    def started(self, task: Task, now: float) -> None:
+        """A task was started for certain: it is there, whatever is read in its first minute."""
+        self._started[task.arn] = (task, now)
+
+    def with_started(self, view: GroupView, now: float) -> GroupView:
+        """What was read, with what it does not show yet."""
+        shown = {task.arn for task in view.tasks}
+        self._started = {
+            arn: (task, at)
+            for arn, (task, at) in self._started.items()
+            if arn not in shown and now - at < _SHOW_S
+        }
+        return replace(view, tasks=(*view.tasks, *(task for task, _ in self._started.values())))
 
     def under_way(self, view: GroupView, now: float) -> dict[HostId, str]:
         """Hosts whose task was started and does not show yet."""
