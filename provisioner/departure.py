@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provisioner import keys
+from provisioner import keys, roster
 from provisioner.context import Context, log
 from provisioner.lifecycle import HOST, LIVE, move
 from provisioner.model import Assignment, Host, dump, load, replace
@@ -76,6 +76,6 @@ class Departure:
     async def forget(self, id: HostId) -> None:
         """Drop the record of a host whose machine is gone."""
         context = self._context
-        await context.store.transact([Delete(key=keys.host(id)), Delete(key=keys.orders(id))])
+        await context.store.transact(roster.strike(id))
         context.fleet.gone(id)
         log.info("host.forgotten", host_id=id)

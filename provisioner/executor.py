@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
-from provisioner import keys
+from provisioner import keys, roster
 from provisioner.auth import hash_secret
 from provisioner.capacity.port import Capacity, CapacityError, HostStart, NoMoreHosts, Settles
 from provisioner.context import Context, log
@@ -105,7 +105,7 @@ class Executor:
         """
         if not isinstance(self._capacity, Settles):
             return
-        hosts = [load(Host, stored.item) for stored in await self._context.store.query_all(keys.HOSTS)]
+        hosts = await roster.hosts(self._context.store)
         await self._capacity.settle({host.id for host in hosts if host.state is HostState.STARTING})
 
     async def _start(self, pool: str, count: int, resume: Sequence[HostId] = ()) -> None:
@@ -124,8 +124,7 @@ class Executor:
                 join_hash=hash_secret(token),
             )
             # The record first: a machine without one is an orphan, and is ended.
-            put = Put(key=keys.host(id), item=dump(host), conditions=(Absent(),))
-            await context.store.transact([put, *self.fence])
+            await context.store.transact([*roster.enlist(host), *self.fence])
             starts.append(HostStart(host=id, pool=pool, join_token=token, asked_at=host.created_at))
         if not starts:
             return

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from provisioner import keys
+from provisioner import roster
 from provisioner.board import Board, Chance
 from provisioner.clock import Clock
-from provisioner.model import Host, load
+from provisioner.model import Host
 from provisioner.placement import Ask, HostView, Own, PlacementMemory, Room, warm_name
 from provisioner.settings import ProvisionerSettings
 from provisioner.store.steady import SteadyStore
@@ -20,6 +20,8 @@ from shoal.contract.states import HostState
 
 #: Seconds for which what was read from the store is good enough for placement.
 FRESH_S = 0.5
+#: How many hosts one look reads again at the most: more would cost every replica more than placement gains by it.
+_LOOK = 100
 
 
 def view(host: Host, settings: ProvisionerSettings, *, heard: bool) -> HostView:
@@ -51,6 +53,9 @@ class Fleet:
         self._board = Board()
         self._put: dict[HostId, tuple[Host, bool]] = {}
         self._read_at: float | None = None
+        self._all = True
+        self._look = 0
+        self._looked: dict[HostId, int] = {}
         self._heard: dict[HostId, float] = {}
         self._seen: dict[HostId, dict[tuple[SessionId, int], SandboxStatus]] = {}
         self.memory = PlacementMemory()
@@ -67,6 +72,7 @@ class Fleet:
             extra=self.memory.extra(),
             claimed=self.memory.claimed(),
             tried=tried,
+            closed=self.memory.closed(),
         )
         return None if host is None else (host.id, self.memory.begin(host.id, ask.room, ask.warm))
 
@@ -114,8 +120,9 @@ class Fleet:
         return self._seen.get(host, {}).get((session, epoch)) if host is not None else None
 
     def stale(self) -> None:
-        """Read the store again at the next question."""
+        """Read all of them again at the next question."""
         self._read_at = None
+        self._all = True
 
     def _show(self, host: Host) -> None:
         """Put a host on the board as it is now, unless it is there like that."""
@@ -138,14 +145,23 @@ class Fleet:
         if self._read_at is not None and now - self._read_at < FRESH_S:
             return
         self._read_at = now
-        found = {
-            host.id: host
-            for host in (load(Host, stored.item) for stored in await self._store.query_all(keys.HOSTS))
-            if host.state is not HostState.GONE
-        }
-        for id in set(self._hosts) - set(found):
+        ids = await roster.listed(self._store)
+        for id in self._hosts.keys() - set(ids):
             self.gone(id)
-        for id, host in found.items():
+        # One look after the other goes through a large fleet; who is new, or was not looked at for long, comes first.
+        due = sorted(ids, key=lambda id: self._looked.get(id, 0))
+        if not self._all:
+            due = due[:_LOOK]
+        self._all = False
+        found = {host.id: host for host in await roster.read(self._store, due)}
+        self._looked = {id: self._looked[id] for id in ids if id in self._looked}
+        self._look += 1
+        for id in due:
+            self._looked[id] = self._look
+            host = found.get(id)
+            if host is None or host.state is HostState.GONE:
+                self.gone(id)
+                continue
             known = self._hosts.get(id)
             # A heartbeat handled here may be newer than what it wrote down; the control plane's own marks are not.
             if known is None or known.beat <= host.beat or known.state is not host.state:

@@ -6,7 +6,7 @@ import hmac
 import secrets
 from typing import Literal
 
-from provisioner import keys
+from provisioner import keys, spread
 from provisioner.auth import hash_secret
 from provisioner.blobs import names
 from provisioner.blobs.port import BlobError
@@ -245,7 +245,7 @@ class Hosts:
         }
         known = await context.fleet.host(host)
         if known is not None:
-            queue = await context.store.query_all(f"QUEUE#{known.pool}")
+            queue = await spread.queue(context.store, known.pool)
             digests |= {load(Queued, item.item).key.digest for item in queue}
         layers: set[str] = set()
         for digest in digests:

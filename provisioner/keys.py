@@ -11,14 +11,30 @@ from shoal.contract.base import HostId, SessionId, SnapshotId, TenantId
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 HOSTS = "HOSTS"
-ORDERS = "ORDERS"
 POOLS = "POOLS"
 TENANTS = "TENANTS"
 SIGNING = "SIGNING"
-GROUPS = "GROUPS"
-SNAPSHOTS_OPEN = "SNAPSHOTS-OPEN"
 IMAGES_OPEN = "IMAGES-OPEN"
 MAIN = "-"
+
+# How many partitions a family of items is spread over. A partition takes 1,000 write units a second, and a
+# transaction's write of up to 1 KB costs 2 (`docs/dynamodb.md`). All for 5,000 creates and as many ends a second:
+
+#: Lists of sessions and the queue: an entry is written and taken away, so 5,000 x (2 + 2) = 20,000 units/s;
+#: over 32 partitions 625 each.
+LIST_SHARDS = 32
+#: A tenant's quota: two updates a session, so 20,000 units/s, which 32 partitions would take. But all creates of a
+#: shard write one item, and transactions at one item refuse each other (`Conflict`): over 256 an item sees 39 a second.
+QUOTA_SHARDS = 256
+#: Names in a run: written and taken away once a session, and only ever looked up one by one: 20,000 / 64 = 313 each.
+NAME_SHARDS = 64
+#: Notes of groups: at the worst every group has two sessions and its note 2 KB, so 2,500 x (4 + 4) = 20,000 units/s.
+#: Only the reconciler reads them all, every few seconds, as it does with the snapshots that are being made.
+GROUP_SHARDS = 32
+SNAPSHOT_SHARDS = 32
+#: Usage: 380,000 sandboxes, a record each a minute, 2 units: 12,700 units/s. By host, so that a day of a small tenant
+#: is in few places; of 1,000 hosts at most about 50 are on one of 32 partitions, so 635 units/s there.
+USAGE_SHARDS = 32
 #: Written to wake a reconciler in another process: the stream's filter is `dynamodb.Keys.pk.S = ["WAKE"]`.
 WAKE = Key(pk="WAKE", sk=MAIN)
 #: Whose turn it is to reconcile, and until when.
@@ -40,6 +56,11 @@ def derived_id(prefix: str, *parts: str) -> str:
     return prefix + "_" + "".join(_ALPHABET[(bits >> shift) & 31] for shift in range(95, -5, -5))
 
 
+def shard_of(id: str, shards: int) -> int:
+    """Which of so many shards an id belongs to: the same everywhere and for good, and even over ids of any kind."""
+    return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=4).digest(), "big") % shards
+
+
 def session(id: SessionId) -> Key:
     """A session."""
     return Key(pk=f"SES#{id}", sk=MAIN)
@@ -50,29 +71,69 @@ def event(id: SessionId, slot: str) -> Key:
     return Key(pk=f"SES#{id}", sk=f"EV#{slot}")
 
 
-def live(tenant: TenantId, created_at: datetime, id: SessionId) -> Key:
-    """A live session in its tenant's list, by age."""
-    return Key(pk=f"LIVE#{tenant}", sk=f"{moment(created_at)}#{id}")
+def _shard(family: str, shard: int) -> str:
+    """A shard's partition: two digits at the end, so that no other family's name can be the same."""
+    return f"{family}#{shard:02x}"
 
 
-def run_live(tenant: TenantId, run: str, created_at: datetime, id: SessionId) -> Key:
+def _entry(family: str, shards: int, created_at: datetime, id: str) -> Key:
+    """An entry of a list that is spread over so many shards, by age in each."""
+    return Key(pk=_shard(family, shard_of(id, shards)), sk=f"{moment(created_at)}#{id}")
+
+
+def partitions(family: str, shards: int) -> list[str]:
+    """The partitions of a family that is spread over so many shards."""
+    return [_shard(family, shard) for shard in range(shards)]
+
+
+def live_list(tenant: TenantId) -> str:
+    """The family of a tenant's live sessions."""
+    return f"LIVE#{tenant}"
+
+
+def live(tenant: TenantId, created_at: datetime, id: SessionId, shards: int = 1) -> Key:
+    """A live session in its tenant's list, by age. `shards`: over how many the list was spread when it was made."""
+    return _entry(live_list(tenant), shards, created_at, id)
+
+
+def run_list(tenant: TenantId, run: str) -> str:
+    """The family of a run's live sessions."""
+    return f"RUN#{tenant}#{run}"
+
+
+def run_live(tenant: TenantId, run: str, created_at: datetime, id: SessionId, shards: int = 1) -> Key:
     """A live session in its run's list, by age."""
-    return Key(pk=f"RUN#{tenant}#{run}", sk=f"{moment(created_at)}#{id}")
+    return _entry(run_list(tenant, run), shards, created_at, id)
 
 
-def ended(tenant: TenantId, created_at: datetime, id: SessionId) -> Key:
+def ended_list(tenant: TenantId) -> str:
+    """The family of a tenant's ending and ended sessions."""
+    return f"ENDED#{tenant}"
+
+
+def ended(tenant: TenantId, created_at: datetime, id: SessionId, shards: int = 1) -> Key:
     """An ending or ended session in its tenant's other list."""
-    return Key(pk=f"ENDED#{tenant}", sk=f"{moment(created_at)}#{id}")
+    return _entry(ended_list(tenant), shards, created_at, id)
 
 
 def name(tenant: TenantId, run: str | None, name: str) -> Key:
     """A live session's name in its run."""
-    return Key(pk=f"NAME#{tenant}#{run or ''}", sk=name)
+    return Key(pk=_shard(f"NAME#{tenant}#{run or ''}", shard_of(name, NAME_SHARDS)), sk=name)
 
 
-def queued(pool: str, created_at: datetime, id: SessionId) -> Key:
+def queue_list(pool: str) -> str:
+    """The family of a pool's queue."""
+    return f"QUEUE#{pool}"
+
+
+def queued(pool: str, created_at: datetime, id: SessionId, shards: int = 1) -> Key:
     """A session in its pool's queue, by age."""
-    return Key(pk=f"QUEUE#{pool}", sk=f"{moment(created_at)}#{id}")
+    return _entry(queue_list(pool), shards, created_at, id)
+
+
+def queue_spread(pool: str) -> Key:
+    """Over how many shards a pool's queue is spread."""
+    return Key(pk=f"SPREAD#{pool}", sk=MAIN)
 
 
 def assigned(host: HostId, id: SessionId, epoch: int) -> Key:
@@ -81,13 +142,18 @@ def assigned(host: HostId, id: SessionId, epoch: int) -> Key:
 
 
 def host(id: HostId) -> Key:
-    """A host."""
+    """A host: in a partition of its own, since its heartbeats write it."""
+    return Key(pk=f"HOST#{id}", sk=MAIN)
+
+
+def host_entry(id: HostId) -> Key:
+    """A host in the list of all, written when it is ordered and taken away when it is forgotten."""
     return Key(pk=HOSTS, sk=id)
 
 
 def orders(id: HostId) -> Key:
     """What a host is to do."""
-    return Key(pk=ORDERS, sk=id)
+    return Key(pk=f"HOST#{id}", sk="ORDERS")
 
 
 def pool(name: str) -> Key:
@@ -95,9 +161,14 @@ def pool(name: str) -> Key:
     return Key(pk=POOLS, sk=name)
 
 
-def quota(tenant: TenantId) -> Key:
-    """What a tenant holds of its quota."""
-    return Key(pk=f"QUOTA#{tenant}", sk=MAIN)
+def quota(tenant: TenantId, shard: int) -> Key:
+    """What is held, and may still be taken, of a tenant's quota in one of its shards."""
+    return Key(pk=_shard(f"QUOTA#{tenant}", shard), sk=MAIN)
+
+
+def book(tenant: TenantId) -> Key:
+    """How much of a tenant's quota its shards were given, and so over how many its items are spread."""
+    return Key(pk=f"BOOK#{tenant}", sk=MAIN)
 
 
 def demand(pool: str, kind: str) -> Key:
@@ -115,9 +186,40 @@ def snapshot(id: SnapshotId) -> Key:
     return Key(pk=f"SNP#{id}", sk=MAIN)
 
 
-def snapshot_entry(tenant: TenantId, created_at: datetime, id: SnapshotId) -> Key:
+def snapshot_list(tenant: TenantId) -> str:
+    """The family of a tenant's snapshots."""
+    return f"SNAPSHOTS#{tenant}"
+
+
+def snapshot_entry(tenant: TenantId, created_at: datetime, id: SnapshotId, shards: int = 1) -> Key:
     """A snapshot in its tenant's list."""
-    return Key(pk=f"SNAPSHOTS#{tenant}", sk=f"{moment(created_at)}#{id}")
+    return _entry(snapshot_list(tenant), shards, created_at, id)
+
+
+def snapshots_open_on(host: HostId) -> Key:
+    """The partition of the snapshots that a host is taking, and how their sort keys begin."""
+    return Key(pk=_shard("SNAPSHOTS-OPEN", shard_of(host, SNAPSHOT_SHARDS)), sk=f"{host}#")
+
+
+def snapshot_open(host: HostId, id: SnapshotId) -> Key:
+    """A snapshot that a host is taking."""
+    place = snapshots_open_on(host)
+    return Key(pk=place.pk, sk=place.sk + id)
+
+
+def snapshots_open() -> list[str]:
+    """The partitions of those that are being made."""
+    return partitions("SNAPSHOTS-OPEN", SNAPSHOT_SHARDS)
+
+
+def group(id: str) -> Key:
+    """The note of a group that is being made."""
+    return Key(pk=_shard("GROUPS", shard_of(id, GROUP_SHARDS)), sk=id)
+
+
+def groups() -> list[str]:
+    """The partitions of the notes of groups."""
+    return partitions("GROUPS", GROUP_SHARDS)
 
 
 def session_snapshot(session: SessionId, created_at: datetime, id: SnapshotId) -> Key:
@@ -135,10 +237,25 @@ def pin(tenant: TenantId, run: str, image: str) -> Key:
     return Key(pk=f"PIN#{tenant}#{run}", sk=image)
 
 
+def usage_day(tenant: TenantId, start: datetime) -> Key:
+    """In which shards a tenant's usage of a day is."""
+    return Key(pk=f"USAGE-DAYS#{tenant}", sk=start.strftime("%Y-%m-%d"))
+
+
+def usage_list(tenant: TenantId, day: str) -> str:
+    """The family of a tenant's usage records of a day (`2026-11-30`)."""
+    return f"USAGE#{tenant}#{day}"
+
+
+def usage_shard(tenant: TenantId, day: str, shard: int) -> str:
+    """One of its partitions."""
+    return _shard(usage_list(tenant, day), shard)
+
+
 def usage(tenant: TenantId, start: datetime, id: SessionId, epoch: int, host: HostId) -> Key:
-    """A usage record, by day and time."""
-    day = start.strftime("%Y-%m-%d")
-    return Key(pk=f"USAGE#{tenant}#{day}", sk=f"{moment(start)}#{id}#{epoch}#{host}")
+    """A usage record, by day and time. Its place follows from itself alone, so that a repeat finds it."""
+    pk = usage_shard(tenant, start.strftime("%Y-%m-%d"), shard_of(host, USAGE_SHARDS))
+    return Key(pk=pk, sk=f"{moment(start)}#{id}#{epoch}#{host}")
 
 
 def api_key(hash: str) -> Key:

@@ -100,6 +100,9 @@ class Session:
         journals: Epochs whose journals are in the blob store.
         retiring: The incarnation to be ended first.
         holds_quota: Whether its share of the quota is taken.
+        grant: The shard of the quota that it is taken of.
+        shards, queue_shards: Over how many shards its tenant's lists, and its pool's queue, were spread when it was
+            made.
         error: Why its last start failed; None when none did, or when it ran since.
     """
 
@@ -147,6 +150,9 @@ class Session:
     last_snapshot_seq: int | None = None
     retiring: Retiring | None = None
     holds_quota: bool = True
+    grant: int = 0
+    shards: int = 1
+    queue_shards: int = 1
     error: ErrorDetail | None = None
     end: End | None = None
 
@@ -297,7 +303,8 @@ class Prepare:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A durable copy of a session's disk. Its layers are in the manifest of `digest`, once it is available."""
+    """A durable copy of a session's disk. Its layers are in the manifest of `digest`, once it is available.
+    `shards`: as its session's."""
 
     id: SnapshotId
     tenant: TenantId
@@ -321,6 +328,7 @@ class Snapshot:
     resources: Resources = field(default_factory=Resources)
     available_at: datetime | None = None
     error: ErrorDetail | None = None
+    shards: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,7 +358,8 @@ class Image:
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """A create of many sessions, so that whoever comes next can finish it. `body`: the requests as JSON lines, one line
-    when all are alike; `indexes`: those of them that quota was taken for."""
+    when all are alike; `indexes`: those of them that quota was taken for; `grants`: of which shards of the quota,
+    and for how many each, in the order of `indexes`."""
 
     id: str
     tenant: TenantId
@@ -359,6 +368,7 @@ class Group:
     body: str
     count: int
     indexes: tuple[int, ...]
+    grants: tuple[tuple[int, int], ...]
     created_at: datetime
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from provisioner import keys
+from provisioner import keys, roster, spread
 from provisioner.capacity.port import Capacity, Instance
 from provisioner.context import Context
 from provisioner.demand import read_demand
 from provisioner.fleet import view
-from provisioner.model import Assignment, Demand, Host, HostOrders, PoolState, Prepare, Queued, load
+from provisioner.model import Assignment, Demand, PoolState, Prepare, Queued, load
 from provisioner.placement import Room, WarmName, warm_key, warm_name
 from provisioner.plan import (
     HostFacts,
@@ -59,10 +59,8 @@ async def observe(context: Context, capacity: Capacity) -> View:
     """Read everything once. Machines are asked first: one that is started meanwhile then has a record for certain."""
     store, now = context.store, context.clock.now()
     instances = {instance.host: instance for instance in await capacity.instances()}
-    records = {
-        host.id: host for host in [load(Host, item.item) for item in await store.query_all(keys.HOSTS)]
-    }
-    orders = {item.key.sk: load(HostOrders, item.item) for item in await store.query_all(keys.ORDERS)}
+    records = {host.id: host for host in await roster.hosts(store)}
+    orders = await roster.orders(store, list(records))
     silence = timedelta(seconds=context.settings.lease_s / 2)
     hosts = tuple(
         HostFacts(
@@ -94,7 +92,7 @@ async def observe(context: Context, capacity: Capacity) -> View:
     wanted: list[Wanted] = []
     recent: list[Recent] = []
     for pool in context.settings.pools:
-        for item in await store.query_all(f"QUEUE#{pool.name}"):
+        for item in await spread.queue(store, pool.name):
             entry = load(Queued, item.item)
             waiting.append(
                 Waiting(

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from datetime import timedelta
 
-from provisioner import keys
+from provisioner import keys, roster, spread
 from provisioner.auth import Principal
 from provisioner.context import Context
 from provisioner.manifests import canonical, merge_resources
@@ -48,7 +48,7 @@ class Pools:
         hosts = await self._hosts(name)
         stored = await self._context.store.get(keys.pool(name))
         state = load(PoolState, stored.item) if stored else PoolState(name=name)
-        pending = len(await self._context.store.query_all(f"QUEUE#{name}"))
+        pending = len(await spread.queue(self._context.store, name))
         return wire.Pool(
             name=name,
             min_hosts=settings.min_hosts,
@@ -167,9 +167,8 @@ class Pools:
         return prepare
 
     async def _hosts(self, pool: str) -> Hosts:
-        stored = await self._context.store.query_all(keys.HOSTS)
-        hosts = [load(Host, item.item) for item in stored]
-        return [host for host in hosts if host.pool == pool and host.state not in _GONE]
+        hosts = await roster.hosts(self._context.store, pool)
+        return [host for host in hosts if host.state not in _GONE]
 
     async def _tell(self, prepare: Prepare) -> wire.Prepared:
         hosts = await self._hosts(prepare.pool)

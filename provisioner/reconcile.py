@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol, runtime_checkable
 
-from provisioner import keys
+from provisioner import keys, spread
 from provisioner.capacity.port import Capacity, CapacityError
 from provisioner.context import Context, log
 from provisioner.executor import Executor
@@ -136,7 +136,7 @@ class Reconciler:
         if not self._context.execution_enabled:
             return
         stale = self._context.clock.now() - timedelta(seconds=STALE_S)
-        for stored in await self._context.store.query_all(keys.GROUPS):
+        for stored in await spread.everything(self._context.store, keys.groups()):
             group = load(Group, stored.item)
             if group.created_at < stale:
                 await self._sessions.groups.resume(group)

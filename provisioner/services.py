@@ -41,7 +41,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from provisioner import keys
+from provisioner import keys, roster, spread
 from provisioner.agents.port import AgentClient
 from provisioner.auth import Auth
 from provisioner.blob_links import BlobLinks
@@ -58,7 +58,7 @@ from provisioner.heartbeats import Heartbeats
 from provisioner.hosts import Hosts
 from provisioner.images import Images
 from provisioner.manifests import Sources
-from provisioner.model import Host, Queued, load
+from provisioner.model import Queued, load
 from provisioner.pins import Pins
 from provisioner.pools import Pools
 from provisioner.pushed_layers import PushedLayers
@@ -76,7 +76,7 @@ from provisioner.turns import Turns
 from provisioner.usage import Usage
 from provisioner.waiters import Waiters
 from provisioner.wakes import StoredWake
-from shoal.contract.base import new_id
+from shoal.contract.base import TenantId, new_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,17 +162,19 @@ class Services:
     async def counts(self) -> Counts:
         """What there is now: reads the live lists, so it is for a page that is asked for every few seconds."""
         store = self.context.store
-        hosts = [load(Host, item.item) for item in await store.query_all(keys.HOSTS)]
+        hosts = await roster.hosts(store)
         now = self.clock.now()
         sessions: Counter[str] = Counter()
         for tenant in await store.query_all(keys.TENANTS):
-            entries = await store.query_all(f"LIVE#{tenant.key.sk}")
+            id = TenantId(tenant.key.sk)
+            family = keys.partitions(keys.live_list(id), await spread.lists_of(store, id))
+            entries = await spread.everything(store, family)
             found = await store.get_many([keys.session(entry.item["session"]) for entry in entries])
             sessions.update(str(item.item["state"]) for item in found if item is not None)
         waiting = [
             load(Queued, item.item)
             for pool in self.settings.pools
-            for item in await store.query_all(f"QUEUE#{pool.name}")
+            for item in await spread.queue(store, pool.name)
         ]
         oldest = min((entry.created_at for entry in waiting), default=now)
         return Counts(

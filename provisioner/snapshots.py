@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from provisioner import keys
+from provisioner import keys, spread
 from provisioner.agents.port import HostRef
 from provisioner.auth import Principal
 from provisioner.blobs import names
@@ -25,7 +25,6 @@ from provisioner.store.port import (
     ConditionFailed,
     Delete,
     Exists,
-    Key,
     Op,
     Put,
     Update,
@@ -110,11 +109,14 @@ class Snapshots:
             ShoalError: INVALID_REQUEST.
         """
         limit = page_size(self._context, limit)
-        pk = f"SNAPSHOTS#{who.tenant}" if session is None else f"SESSNP#{session}"
+        pks = [f"SESSNP#{session}"]
+        if session is None:
+            shards = await spread.lists_of(self._context.store, who.tenant)
+            pks = keys.partitions(keys.snapshot_list(who.tenant), shards)
         found: Sequence[wire.Snapshot] = ()
         after = decode_cursor(cursor)
         while True:
-            page = await self._context.store.query(pk, after=after, limit=limit, reverse=True)
+            page = await spread.page(self._context.store, pks, after=after, limit=limit, reverse=True)
             stored = await self._context.store.get_many(
                 [keys.snapshot(SnapshotId(entry.item["snapshot"])) for entry in page.items]
             )
@@ -152,7 +154,7 @@ class Snapshots:
         await context.store.transact(
             [
                 Delete(key=stored.key),
-                Delete(key=keys.snapshot_entry(snapshot.tenant, snapshot.created_at, id)),
+                Delete(key=keys.snapshot_entry(snapshot.tenant, snapshot.created_at, id, snapshot.shards)),
                 Delete(key=keys.session_snapshot(snapshot.session, snapshot.created_at, id)),
             ]
         )
@@ -176,10 +178,12 @@ class Snapshots:
         """Order again what a host should be taking and does not report: the order may never have been sent."""
         there = frozenset(reported)
         now = self._context.clock.now()
-        for entry in await self._context.store.query_all(keys.SNAPSHOTS_OPEN):
-            if entry.item.get("host") != host or entry.key.sk in there:
+        mine = keys.snapshots_open_on(host)
+        for entry in await self._context.store.query_all(mine.pk, prefix=mine.sk):
+            id = SnapshotId(entry.item["snapshot"])
+            if id in there:
                 continue
-            stored = await self._context.store.get(keys.snapshot(SnapshotId(entry.key.sk)))
+            stored = await self._context.store.get(keys.snapshot(id))
             snapshot = load(Snapshot, stored.item) if stored else None
             if snapshot is None or snapshot.state is not SnapshotState.CREATING:
                 continue
@@ -189,8 +193,8 @@ class Snapshots:
 
     async def recover(self, hosts: frozenset[HostId]) -> None:
         """Fail snapshots whose host is not among those that are there; look after those that nobody waits for."""
-        for entry in await self._context.store.query_all(keys.SNAPSHOTS_OPEN):
-            stored = await self._context.store.get(keys.snapshot(SnapshotId(entry.key.sk)))
+        for entry in await spread.everything(self._context.store, keys.snapshots_open()):
+            stored = await self._context.store.get(keys.snapshot(SnapshotId(entry.item["snapshot"])))
             snapshot = load(Snapshot, stored.item) if stored else None
             if snapshot is None or snapshot.state is not SnapshotState.CREATING:
                 await self._context.store.transact([Delete(key=entry.key)])
@@ -237,15 +241,17 @@ class Snapshots:
             image=session.source.image,
             parent=session.last_snapshot,
             resources=session.resources,
+            shards=session.shards,
         )
         entry = {"snapshot": id}
+        listed = keys.snapshot_entry(snapshot.tenant, snapshot.created_at, id, snapshot.shards)
         try:
             await self._context.store.transact(
                 [
                     Put(key=keys.snapshot(id), item=dump(snapshot), conditions=(Absent(),)),
-                    Put(key=keys.snapshot_entry(snapshot.tenant, snapshot.created_at, id), item=entry),
+                    Put(key=listed, item=entry),
                     Put(key=keys.session_snapshot(session.id, snapshot.created_at, id), item=entry),
-                    Put(key=Key(pk=keys.SNAPSHOTS_OPEN, sk=id), item={**entry, "host": session.host}),
+                    Put(key=keys.snapshot_open(session.host, id), item=entry),
                 ]
             )
         except ConditionFailed as error:
@@ -350,7 +356,7 @@ class Snapshots:
             new = replace(now, state=move(SNAPSHOT, now.state, state), **changes)  # type: ignore[arg-type]
             ops: list[Op] = [
                 Put(key=stored.key, item=dump(new), conditions=(VersionIs(version=stored.version),)),
-                Delete(key=Key(pk=keys.SNAPSHOTS_OPEN, sk=snapshot.id)),
+                Delete(key=keys.snapshot_open(_host(snapshot), snapshot.id)),
             ]
             if state is SnapshotState.AVAILABLE:
                 note = await self._note(new)
@@ -377,6 +383,12 @@ class Snapshots:
             set={"last_snapshot": snapshot.id, "last_snapshot_seq": snapshot.seq},
             conditions=(Exists(), AttributeIs(name="last_snapshot", value=session.last_snapshot)),
         )
+
+
+def _host(snapshot: Snapshot) -> HostId:
+    """The host that takes it: known from the first."""
+    assert snapshot.host is not None
+    return snapshot.host
 
 
 def _lost() -> ShoalError:

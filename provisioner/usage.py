@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from provisioner import keys
+from provisioner import keys, spread
 from provisioner.auth import Principal
 from provisioner.context import Context
 from provisioner.sessions.queries import decode_cursor, encode_cursor, no_cursor, page_size
-from provisioner.store.port import MAX_OPS, Key, Put
+from provisioner.store.port import MAX_OPS, Key, Op, Put, Update
 from shoal.contract import usage as wire
-from shoal.contract.base import HostId, SessionId
+from shoal.contract.base import HostId, SessionId, TenantId
 from shoal.contract.errors import invalid
 
 #: How far back one query may look, in days.
 MAX_DAYS = 92
 _LOOK = 5000
+#: How many days' shards a replica remembers as written down.
+_NOTED = 10_000
 
 
 class Usage:
@@ -24,17 +26,26 @@ class Usage:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._noted: set[tuple[Key, str]] = set()
 
     async def store(self, host: HostId, records: Sequence[wire.UsageRecord]) -> int:
         """Keep a host's records; answers how many of them, from the first, are stored. A repeat changes nothing."""
-        puts: dict[Key, Put] = {}
+        puts: dict[Key, Op] = {}
+        days: dict[Key, TenantId] = {}
         for record in records:
             key = keys.usage(record.tenant, record.start, record.session, record.epoch, host)
             own = record if record.host == host else record.model_copy(update={"host": host})
             puts[key] = Put(key=key, item=own.model_dump(mode="json"))
-        waiting = list(puts.values())
-        for start in range(0, len(waiting), MAX_OPS):
-            await self._context.store.transact(waiting[start : start + MAX_OPS])
+            days[keys.usage_day(record.tenant, record.start)] = record.tenant
+        shard = str(keys.shard_of(host, keys.USAGE_SHARDS))
+        new = [day for day in days if (day, shard) not in self._noted]
+        # Where to look is written before there is anything, or with it.
+        ops = [Update(key=day, insert={"shards": frozenset({shard})}) for day in new] + [*puts.values()]
+        for start in range(0, len(ops), MAX_OPS):
+            await self._context.store.transact(ops[start : start + MAX_OPS])
+        if len(self._noted) > _NOTED:
+            self._noted.clear()
+        self._noted.update((day, shard) for day in new)
         return len(records)
 
     async def query(
@@ -69,25 +80,29 @@ class Usage:
         found: list[wire.UsageRecord] = []
         end = keys.moment(until)
         looked = 0
-        day = first
-        while day <= until.date():
-            pk = f"USAGE#{who.tenant}#{day.isoformat()}"
+        before = (first - timedelta(days=1)).isoformat()
+        days = await self._context.store.query(
+            keys.usage_day(who.tenant, since).pk, after=before, limit=MAX_DAYS + 2
+        )
+        for noted in days.items:
+            day = noted.key.sk
+            if day > until.date().isoformat():
+                break
+            shards = sorted(int(shard) for shard in noted.item["shards"])
+            pks = [keys.usage_shard(who.tenant, day, shard) for shard in shards]
+            place = after if day == first.isoformat() else None
             while True:
-                page = await self._context.store.query(pk, after=after, limit=1000)
+                page = await spread.page(self._context.store, pks, after=place, limit=1000)
                 for stored in page.items:
-                    after = stored.key.sk
-                    if after.partition("#")[0] > end:
+                    place = stored.key.sk
+                    if place.partition("#")[0] > end:
                         return wire.UsagePage(records=found)
                     record = wire.UsageRecord.model_validate(stored.item)
                     looked += 1
                     if (run is None or record.run == run) and (session is None or record.session == session):
                         found.append(record)
                     if len(found) == limit or looked >= _LOOK:
-                        return wire.UsagePage(
-                            records=found, cursor=encode_cursor(f"{day.isoformat()}#{after}")
-                        )
+                        return wire.UsagePage(records=found, cursor=encode_cursor(f"{day}#{place}"))
                 if page.after is None:
                     break
-            day += timedelta(days=1)
-            after = ""
         return wire.UsagePage(records=found)

@@ -10,20 +10,26 @@ import hashlib
 from dataclasses import dataclass
 from datetime import timedelta
 
-from provisioner import keys
+from provisioner import keys, quota
 from provisioner.auth import Principal
 from provisioner.context import Context, log
 from provisioner.lifecycle import LIVE
 from provisioner.manifests import Resolved, canonical, merge_resources
-from provisioner.model import Session, Source, Tenant, load, replace
+from provisioner.model import Session, Source, replace
 from provisioner.placement import Room
 from provisioner.sessions import records
+from provisioner.sessions.grants import Grants
 from provisioner.sessions.placing import Placing
-from provisioner.store.port import Add, ConditionFailed, Op, Update
-from shoal.contract.base import SessionId, TenantId
+from provisioner.spread import QueueSpread, list_shards
+from provisioner.store.port import ConditionFailed, Throttled
+from shoal.contract.base import SessionId
 from shoal.contract.errors import ErrorCode, ShoalError, invalid
 from shoal.contract.sessions import Resources, SessionCreate
 from shoal.contract.states import Phase, SessionState
+
+#: How often a name or a shard of the quota that was taken by others meanwhile is looked at anew.
+_LOOKS = 3
+_ROOMS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +53,8 @@ class Creating:
     def __init__(self, context: Context, placing: Placing) -> None:
         self._context = context
         self._placing = placing
-        self._tenants: dict[TenantId, tuple[float, Tenant]] = {}
+        self.grants = Grants(context)
+        self._queues = QueueSpread(context.store, context.clock)
 
     async def one(self, who: Principal, body: SessionCreate, key: str | None) -> Made:
         """Make one session (its quota with it) without placing it.
@@ -66,8 +73,8 @@ class Creating:
         session = self.record(
             who, body, hashed, id, body.name, resolved.source, self.resources(body, resolved)
         )
-        quota = await self.quota_op(who.tenant, [session.resources])
-        made = await self.insert(session, quota)
+        grant = await self.grants.shard(who.tenant, id)
+        made = await self.insert(replace(await self.spread(session), grant=grant), takes=True)
         if made.created:
             self._context.demand.note(session.pool, session.source, session.substrate, session.resources)
         return made
@@ -161,19 +168,37 @@ class Creating:
         )
         return replace(session, **lease)  # type: ignore[arg-type]
 
-    async def insert(self, session: Session, quota: Op | None) -> Made:
-        """Write one session, or find the one that is there."""
+    async def spread(self, session: Session) -> Session:
+        """A new session with its lists' shards."""
+        shards = list_shards(await self.grants.shards(session.tenant))
+        queue_shards = await self._queues.at_least(session.pool, shards)
+        return replace(session, shards=shards, queue_shards=queue_shards)
+
+    async def insert(self, session: Session, *, takes: bool) -> Made:
+        """Write one session, or find the one that is there.
+
+        Args:
+            takes: Whether its quota is to be taken of its `grant`; False where it has been.
+
+        Raises:
+            ShoalError: QUOTA_EXCEEDED, IDEMPOTENCY_CONFLICT, UNAVAILABLE.
+        """
         context = self._context
-        ops = records.insertion(session, quota=quota)
-        for _ in range(3):
+        amounts = quota.needed([session.resources])
+        looks = rooms = 0
+        cooled = False
+        while looks < _LOOKS and rooms < _ROOMS:
+            take = quota.take(session.tenant, session.grant, amounts) if takes else None
+            ops = records.insertion(session, quota=take)
             try:
                 await context.store.transact(ops)
-                log.info("session.created", session_id=session.id, tenant=session.tenant, run=session.run)
-                return Made(session=session, version=1, created=True)
             except ConditionFailed as error:
                 failed = ops[error.index]
-                if isinstance(failed, Update):
-                    raise await self.quota_error(session.tenant) from error
+                if failed is take:
+                    rooms += 1
+                    await self.grants.make_room(session.tenant, session.grant, amounts)
+                    continue
+                looks += 1
                 if error.current is None:
                     continue
                 by_name = failed.key.pk.startswith("NAME#")
@@ -185,8 +210,20 @@ class Creating:
                 if found.session.request_hash != session.request_hash:
                     raise name_conflict(session) if id != session.id else key_conflict() from error
                 return Made(session=found.session, version=found.version, created=False)
+            except ShoalError as error:
+                if cooled or not isinstance(error.__cause__, Throttled):
+                    raise
+                # Too many writes for the partitions that this tenant has.
+                cooled = True
+                await self.grants.hot(session.tenant)
+                session = await self.spread(session)
+            else:
+                log.info("session.created", session_id=session.id, tenant=session.tenant, run=session.run)
+                return Made(session=session, version=1, created=True)
         raise ShoalError(
-            ErrorCode.UNAVAILABLE, "The session's name is changing hands; try again.", retry_after_s=0.5
+            ErrorCode.UNAVAILABLE,
+            "The session's name is changing hands, or its quota is; try again.",
+            retry_after_s=0.5,
         )
 
     async def _known(self, who: Principal, id: SessionId, hashed: str) -> Made | None:
@@ -197,49 +234,6 @@ class Creating:
         if found.session.request_hash != hashed:
             raise key_conflict()
         return Made(session=found.session, version=found.version, created=False)
-
-    async def _tenant(self, id: TenantId) -> Tenant | None:
-        now = self._context.clock.monotonic()
-        known = self._tenants.get(id)
-        if known is None or known[0] <= now:
-            stored = await self._context.store.get(keys.tenant(id))
-            if stored is None:
-                return None
-            known = self._tenants[id] = (now + 10.0, load(Tenant, stored.item))
-        return known[1]
-
-    async def quota_op(self, id: TenantId, resources: list[Resources]) -> Update:
-        """Takes the quota for sandboxes of these resources."""
-        tenant = await self._tenant(id)
-        total = Room()
-        for each in resources:
-            total = total + Room.for_one(each)
-        return Update(
-            key=keys.quota(id),
-            add={
-                "sessions": Add(delta=total.sandboxes, maximum=tenant.max_sessions if tenant else None),
-                "cpu_millis": Add(delta=total.cpu_millis, maximum=tenant.max_cpu_millis if tenant else None),
-                "memory_mib": Add(delta=total.memory_mib, maximum=tenant.max_memory_mib if tenant else None),
-            },
-        )
-
-    async def quota_error(self, id: TenantId) -> ShoalError:
-        """Why `quota_op` was refused."""
-        tenant = await self._tenant(id)
-        stored = await self._context.store.get(keys.quota(id))
-        return ShoalError(
-            ErrorCode.QUOTA_EXCEEDED,
-            "The tenant is at its quota; end some sessions or wait for them to end.",
-            retry_after_s=2.0,
-            details={
-                "held": dict(stored.item) if stored else {},
-                "limit": {
-                    "sessions": tenant.max_sessions if tenant else None,
-                    "cpu_millis": tenant.max_cpu_millis if tenant else None,
-                    "memory_mib": tenant.max_memory_mib if tenant else None,
-                },
-            },
-        )
 
 
 def _unserved(body: SessionCreate) -> str | None:

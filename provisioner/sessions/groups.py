@@ -6,23 +6,26 @@ the reconciler when the maker died, finishes the same sessions: their ids are de
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 
-from provisioner import keys
+from provisioner import keys, quota
 from provisioner.auth import Principal
 from provisioner.context import Context, log
 from provisioner.lifecycle import LIVE
 from provisioner.manifests import Resolved
-from provisioner.model import Group, Session, dump, load
+from provisioner.model import Group, Session, dump, load, replace
 from provisioner.sessions import records
 from provisioner.sessions.create import Creating, Made, key_conflict
-from provisioner.store.port import MAX_OPS, Absent, Check, ConditionFailed, Delete, Key, Op, Put
+from provisioner.store.port import Absent, Check, ConditionFailed, Delete, Key, Op, Put
 from shoal.contract.base import SessionId
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.sessions import SessionCreate
 
-#: The most sessions of one transaction.
-CHUNK = 90
+#: The most operations of one transaction, of three to five a session: some room below the port's limit.
+CHUNK_OPS = 90
+#: How often the quota is asked for again when others were quicker.
+_TRIES = 50
 #: Seconds after which another replica finishes a group that its maker left.
 STALE_S = 30.0
 
@@ -48,22 +51,22 @@ class Groups:
         """
         context = self._context
         id = keys.derived_id("grp", who.tenant, key) if key is not None else context.ids("grp")
-        stored = await context.store.get(_place(id))
+        stored = await context.store.get(keys.group(id))
         outcomes = await self._resolve(who, bodies, hashed)
         fresh = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Resolved)]
-        indexes = frozenset(fresh)
+        grants = dict.fromkeys(fresh, 0)
         if stored is not None:
             group = load(Group, stored.item)
             if group.request_hash != hashed:
                 raise key_conflict()
-            indexes = frozenset(group.indexes)
+            grants = _grants(group)
         elif fresh:
             first = await records.read(context.store, _session_id(id, fresh[0]))
             if first is None:
-                await self._begin(who, id, bodies, hashed, outcomes)
+                grants = _grants(await self._begin(who, id, bodies, hashed, outcomes))
             elif first.session.request_hash != hashed:
                 raise key_conflict()
-        made = await self._write(who, id, bodies, hashed, outcomes, indexes)
+        made = await self._write(who, id, bodies, hashed, outcomes, grants)
         return [made[index] if index in made else _as_made(outcome) for index, outcome in enumerate(outcomes)]
 
     async def resume(self, group: Group) -> None:
@@ -71,7 +74,7 @@ class Groups:
         who = Principal(tenant=group.tenant, key=group.key_id, scopes=frozenset())
         bodies = _unpacked(group)
         outcomes = await self._resolve(who, bodies, group.request_hash, named=False)
-        await self._write(who, group.id, bodies, group.request_hash, outcomes, frozenset(group.indexes))
+        await self._write(who, group.id, bodies, group.request_hash, outcomes, _grants(group))
         log.info("group.resumed", group=group.id, count=group.count)
         self._context.wake_queue.set()
 
@@ -124,8 +127,13 @@ class Groups:
 
     async def _begin(
         self, who: Principal, id: str, bodies: list[SessionCreate], hashed: str, outcomes: list[Outcome]
-    ) -> None:
-        """Take the quota of all and leave a note of what is to be made."""
+    ) -> Group:
+        """Take the quota of all and leave a note of what is to be made; answers the note that is there.
+
+        Raises:
+            ShoalError: QUOTA_EXCEEDED, IDEMPOTENCY_CONFLICT, UNAVAILABLE.
+        """
+        grants = self._creating.grants
         good = {index: out for index, out in enumerate(outcomes) if isinstance(out, Resolved)}
         group = Group(
             id=id,
@@ -135,24 +143,41 @@ class Groups:
             body=_packed(bodies),
             count=len(bodies),
             indexes=tuple(good),
+            grants=tuple(await grants.parts(who.tenant, id, len(good))),
             created_at=self._context.clock.now(),
         )
-        ops: list[Op] = [
-            Put(key=_place(id), item=dump(group), conditions=(Absent(),)),
-            # A repeat of this call may have finished between our look and now; its quota is taken.
-            Check(key=keys.session(_session_id(id, min(good))), conditions=(Absent(),)),
-            await self._creating.quota_op(
-                who.tenant, [self._creating.resources(bodies[index], out) for index, out in good.items()]
-            ),
-        ]
-        try:
-            await self._context.store.transact(ops)
-        except ConditionFailed as error:
-            if error.index == 2:
-                raise await self._creating.quota_error(who.tenant) from error
-            known = error.current.item["request_hash"] if error.current else None
-            if known != hashed:
-                raise key_conflict() from error
+        resources = [self._creating.resources(bodies[index], out) for index, out in good.items()]
+        for _ in range(_TRIES):
+            takes: list[Op] = []
+            begin = 0
+            for shard, count in group.grants:
+                part = quota.needed(resources[begin : begin + count])
+                takes.append(quota.take(who.tenant, shard, part))
+                begin += count
+            ops: list[Op] = [
+                Put(key=keys.group(id), item=dump(group), conditions=(Absent(),)),
+                # A repeat of this call may have finished between our look and now; its quota is taken.
+                Check(key=keys.session(_session_id(id, min(good))), conditions=(Absent(),)),
+                *takes,
+            ]
+            try:
+                await self._context.store.transact(ops)
+            except ConditionFailed as error:
+                if error.index < 2:
+                    known = error.current.item["request_hash"] if error.current else None
+                    if known != hashed:
+                        raise key_conflict() from error
+                    there = error.current if error.index == 0 else None
+                    return load(Group, there.item) if there is not None else group
+                # One of the shards has too little: all of it comes from one then, which may borrow from all others.
+                shard = group.grants[0][0]
+                group = replace(group, grants=((shard, len(good)),))
+                await grants.make_room(who.tenant, shard, quota.needed(resources))
+            else:
+                return group
+        raise ShoalError(
+            ErrorCode.UNAVAILABLE, "The tenant's quota is much asked for; try again.", retry_after_s=0.5
+        )
 
     async def _write(
         self,
@@ -161,26 +186,27 @@ class Groups:
         bodies: list[SessionCreate],
         hashed: str,
         outcomes: list[Outcome],
-        indexes: frozenset[int],
+        grants: Mapping[int, int],
     ) -> dict[int, Made]:
         context, creating = self._context, self._creating
         made: dict[int, Made] = {}
         waiting: list[tuple[int, Session]] = []
         for index, (body, outcome) in enumerate(zip(bodies, outcomes, strict=True)):
-            if isinstance(outcome, Resolved) and index in indexes:
+            if isinstance(outcome, Resolved) and index in grants:
                 resources = creating.resources(body, outcome)
                 name = _name(body, bodies, index)
                 session = creating.record(
                     who, body, hashed, _session_id(id, index), name, outcome.source, resources
                 )
+                session = replace(await creating.spread(session), grant=grants[index])
                 waiting.append((index, session))
                 context.demand.note(session.pool, session.source, session.substrate, resources)
         while waiting:
             chunk: list[tuple[int, Session]] = []
             ops: list[Op] = []
-            while waiting and len(chunk) < CHUNK:
+            while waiting:
                 more = records.insertion(waiting[0][1], quota=None)
-                if len(ops) + len(more) > MAX_OPS:
+                if len(ops) + len(more) > CHUNK_OPS:
                     break
                 ops += more
                 chunk.append(waiting.pop(0))
@@ -191,11 +217,11 @@ class Groups:
                 # Some are there already (a repeat, or a resumed group): one by one.
                 for index, session in chunk:
                     made[index] = await self._single(id, session)
-        await context.store.transact([Delete(key=_place(id))])
+        await context.store.transact([Delete(key=keys.group(id))])
         return made
 
     async def _single(self, id: str, session: Session) -> Made:
-        made = await self._creating.insert(session, None)
+        made = await self._creating.insert(session, takes=False)
         if made.session.id != session.id:
             # An older session has its name: the quota taken for this one goes back, once.
             marker = Put(
@@ -211,12 +237,14 @@ class Groups:
         return made
 
 
-def _place(id: str) -> Key:
-    return Key(pk=keys.GROUPS, sk=id)
-
-
 def _session_id(group: str, index: int) -> SessionId:
     return SessionId(keys.derived_id("ses", group, str(index)))
+
+
+def _grants(group: Group) -> dict[int, int]:
+    """Which shard of the quota each of a group's sessions takes of."""
+    shards = [shard for shard, count in group.grants for _ in range(count)]
+    return dict(zip(group.indexes, shards, strict=True))
 
 
 def _name(body: SessionCreate, bodies: list[SessionCreate], index: int) -> str | None:

@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import Mapping
 
-from provisioner import keys
+from provisioner import keys, spread
 from provisioner.auth import Principal
 from provisioner.context import Context
 from provisioner.model import Session
@@ -84,11 +84,12 @@ class Queries:
         if name is not None and run is not None and state not in _OVER:
             return await self._by_name(who, run, name, state, labels)
         if state in _OVER:
-            pk = f"ENDED#{who.tenant}"
+            family = keys.ended_list(who.tenant)
         elif run is not None:
-            pk = f"RUN#{who.tenant}#{run}"
+            family = keys.run_list(who.tenant, run)
         else:
-            pk = f"LIVE#{who.tenant}"
+            family = keys.live_list(who.tenant)
+        pks = keys.partitions(family, await spread.lists_of(self._context.store, who.tenant))
 
         def wanted(session: Session) -> bool:
             return (
@@ -103,7 +104,7 @@ class Queries:
         after = decode_cursor(cursor)
         looked = 0
         while True:
-            page = await self._context.store.query(pk, after=after, limit=min(1000, max(limit, 100)))
+            page = await spread.page(self._context.store, pks, after=after, limit=min(1000, max(limit, 100)))
             ids = [SessionId(stored.item["session"]) for stored in page.items]
             stored = await self._context.store.get_many([keys.session(id) for id in ids])
             for entry, item in zip(page.items, stored, strict=True):

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
+from provisioner import spread
 from provisioner.context import Context, log
 from provisioner.lifecycle import UNPLACED
 from provisioner.model import Queued, load, replace
@@ -86,7 +87,7 @@ class Pump:
     async def _pool(self, pool: str) -> None:
         context = self._context
         now = context.clock.now()
-        stored = await context.store.query_all(f"QUEUE#{pool}")
+        stored = await spread.queue(context.store, pool)
         entries = [load(Queued, item.item) for item in stored]
         free = [entry for entry in entries if not _leased(entry, now) and entry.expires_at > now]
         misfits: set[tuple[Room, WarmName]] = set()

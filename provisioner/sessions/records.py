@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from provisioner import keys
+from provisioner import keys, quota
 from provisioner.auth import Principal
 from provisioner.lifecycle import LIVE, SESSION, move
 from provisioner.model import Assignment, Queued, Session, Source, dump, load, replace
-from provisioner.placement import Room, warm_key
-from provisioner.store.port import Absent, Add, Delete, Op, Put, Stored, Update, VersionIs
+from provisioner.placement import warm_key
+from provisioner.store.port import Absent, Delete, Key, Op, Put, Stored, Update, VersionIs
 from provisioner.store.steady import SteadyStore
 from shoal.contract.base import HostId, SessionId
 from shoal.contract.errors import ErrorCode, ShoalError
@@ -83,12 +83,24 @@ def queue_entry(session: Session) -> Put:
         expires_at=session.expires_at,
         placer_until=session.placer_until,
     )
-    return Put(key=keys.queued(session.pool, session.created_at, session.id), item=dump(entry))
+    return Put(key=_queued(session), item=dump(entry))
 
 
 def leave_queue(session: Session) -> Delete:
     """The session waits no more."""
-    return Delete(key=keys.queued(session.pool, session.created_at, session.id))
+    return Delete(key=_queued(session))
+
+
+def _queued(session: Session) -> Key:
+    return keys.queued(session.pool, session.created_at, session.id, session.queue_shards)
+
+
+def _live(session: Session) -> Key:
+    return keys.live(session.tenant, session.created_at, session.id, session.shards)
+
+
+def _run_live(session: Session, run: str) -> Key:
+    return keys.run_live(session.tenant, run, session.created_at, session.id, session.shards)
 
 
 def save(session: Session, version: int, *, expires_at: datetime | None = None) -> Put:
@@ -106,13 +118,11 @@ def insertion(session: Session, *, quota: Op | None) -> list[Op]:
     entry = {"session": session.id}
     ops: list[Op] = [
         Put(key=keys.session(session.id), item=dump(session), conditions=(Absent(),)),
-        Put(key=keys.live(session.tenant, session.created_at, session.id), item=entry),
+        Put(key=_live(session), item=entry),
         queue_entry(session),
     ]
     if session.run is not None:
-        ops.append(
-            Put(key=keys.run_live(session.tenant, session.run, session.created_at, session.id), item=entry)
-        )
+        ops.append(Put(key=_run_live(session, session.run), item=entry))
     if session.name is not None:
         ops.append(
             Put(
@@ -146,15 +156,7 @@ def unassign(host: HostId, session: SessionId, epoch: int) -> Delete:
 
 def give_back(session: Session) -> Update:
     """Free what one session held of its tenant's quota."""
-    room = Room.for_one(session.resources)
-    return Update(
-        key=keys.quota(session.tenant),
-        add={
-            "sessions": Add(delta=-1),
-            "cpu_millis": Add(delta=-room.cpu_millis),
-            "memory_mib": Add(delta=-room.memory_mib),
-        },
-    )
+    return quota.give_back(session.tenant, session.grant, quota.needed([session.resources]))
 
 
 def ending(
@@ -179,15 +181,15 @@ def ending(
     ops: list[Op] = [
         save(new, version, expires_at=None if has_sandbox else gone),
         leave_queue(session),
-        Delete(key=keys.live(session.tenant, session.created_at, session.id)),
+        Delete(key=_live(session)),
         Put(
-            key=keys.ended(session.tenant, session.created_at, session.id),
+            key=keys.ended(session.tenant, session.created_at, session.id, session.shards),
             item={"session": session.id},
             expires_at=gone,
         ),
     ]
     if session.run is not None:
-        ops.append(Delete(key=keys.run_live(session.tenant, session.run, session.created_at, session.id)))
+        ops.append(Delete(key=_run_live(session, session.run)))
     if session.name is not None:
         ops.append(Delete(key=keys.name(session.tenant, session.run, session.name)))
     if session.retiring is not None:

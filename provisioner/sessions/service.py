@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from provisioner import keys, spread
 from provisioner.auth import Principal
 from provisioner.context import Context
 from provisioner.lifecycle import LIVE
@@ -185,7 +186,10 @@ class Sessions:
         """End many; ids that are not there are left out of the answer, as are those of a run that had ended before."""
         ids = [*(body.ids or [])]
         if body.run is not None:
-            entries = await self._context.store.query_all(f"RUN#{who.tenant}#{body.run}")
+            store, family = self._context.store, keys.run_list(who.tenant, body.run)
+            entries = await spread.everything(
+                store, keys.partitions(family, await spread.lists_of(store, who.tenant))
+            )
             ids = [SessionId(entry.item["session"]) for entry in entries]
         limit = asyncio.Semaphore(_DELETES_AT_ONCE)
 

@@ -297,8 +297,10 @@ async def test_the_pool_breathes_from_zero_to_zero(world: World) -> None:
         await world.services.reconciler.tick()
         await world.services.context.background.idle()
     assert world.capacity.stopped == ["i-" + world.capacity.starts[0].host]
+    (start,) = world.capacity.starts
     assert (await world.store.query(keys.HOSTS)).items == ()
-    assert (await world.store.query(keys.ORDERS)).items == ()
+    assert await world.store.get(keys.host(start.host)) is None
+    assert await world.store.get(keys.orders(start.host)) is None
     assert len(world.capacity.starts) == 1
 
 

@@ -18,6 +18,8 @@ from provisioner import keys
 from provisioner.auth import DEFAULT_TENANT
 from provisioner.model import Assignment, Session, load
 from provisioner.placement import Room
+from provisioner.sessions.grants import held_by
+from provisioner.spread import everything
 from provisioner.store.fake import FakeStore
 from provisioner.store.port import Conflict, StoreUnavailable, Throttled
 from provisioner.store.sqlite import SqliteStore
@@ -34,14 +36,14 @@ async def sessions_of(world: World) -> dict[SessionId, Session]:
     """All sessions, by the lists: live, and ended."""
     store = world.services.context.store
     found: dict[SessionId, Session] = {}
-    for pk in (f"LIVE#{DEFAULT_TENANT}", f"ENDED#{DEFAULT_TENANT}"):
-        for entry in await store.query_all(pk):
+    for family in (keys.live_list(DEFAULT_TENANT), keys.ended_list(DEFAULT_TENANT)):
+        for entry in await everything(store, keys.partitions(family, keys.LIST_SHARDS)):
             id = SessionId(entry.item["session"])
             assert id not in found, "one session in two lists"
             stored = await store.get(keys.session(id))
             assert stored is not None, "a list names what is not there"
             found[id] = load(Session, stored.item)
-            assert (found[id].state in LIVE) == pk.startswith("LIVE"), (pk, found[id].state)
+            assert (found[id].state in LIVE) == family.startswith("LIVE"), (family, found[id].state)
     return found
 
 
@@ -53,12 +55,13 @@ async def check(world: World) -> dict[SessionId, Session]:
     held = Room()
     for session in live.values():
         held = held + Room.for_one(session.resources)
-    stored = await store.get(keys.quota(DEFAULT_TENANT))
-    quota = stored.item if stored else {}
-    assert quota.get("sessions", 0) == held.sandboxes
-    assert quota.get("cpu_millis", 0) == held.cpu_millis
-    assert quota.get("memory_mib", 0) == held.memory_mib
-    queue = {SessionId(item.item["session"]) for item in await store.query_all("QUEUE#default")}
+    assert await held_by(store, DEFAULT_TENANT) == {
+        "sessions": held.sandboxes,
+        "cpu_millis": held.cpu_millis,
+        "memory_mib": held.memory_mib,
+    }
+    queues = keys.partitions(keys.queue_list("default"), keys.LIST_SHARDS)
+    queue = {SessionId(item.item["session"]) for item in await everything(store, queues)}
     assert queue == {id for id, session in live.items() if session.host is None}
     assigned: set[tuple[str, str, int]] = set()
     for host in world.agents.hosts:
@@ -70,7 +73,8 @@ async def check(world: World) -> dict[SessionId, Session]:
         for id, session in sessions.items()
         if session.host and session.state in LIVE
     }
-    names = {item.item["session"] for item in await store.query_all(f"NAME#{DEFAULT_TENANT}#r")}
+    places = keys.partitions(f"NAME#{DEFAULT_TENANT}#r", keys.NAME_SHARDS)
+    names = {item.item["session"] for item in await everything(store, places)}
     assert names == {id for id, session in live.items() if session.name}
     running = {
         (host.id, status.session, status.epoch)

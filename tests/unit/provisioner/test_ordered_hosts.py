@@ -7,13 +7,14 @@ from datetime import timedelta
 
 import pytest
 
-from provisioner import keys
+from provisioner import keys, roster
 from provisioner.capacity.port import CapacityUnavailable, NoMoreHosts
 from provisioner.join_tokens import JoinTokens
 from provisioner.model import PoolState, load
 from provisioner.store.fake import FakeStore
 from shoal.contract.base import HostId
 from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.states import HostState
 from tests.unit.provisioner.test_hosts import register
 from tests.unit.provisioner.world import World
 
@@ -24,11 +25,8 @@ async def world() -> World:
 
 
 async def starting(world: World) -> list[str]:
-    return [
-        item.item["id"]
-        for item in await world.services.context.store.query_all(keys.HOSTS)
-        if item.item["state"] == "starting"
-    ]
+    hosts = await roster.hosts(world.services.context.store)
+    return [host.id for host in hosts if host.state is HostState.STARTING]
 
 
 async def test_an_owed_host_is_asked_for_again_with_the_same_token(world: World) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from provisioner import keys
 from provisioner.auth import DEFAULT_TENANT
-from provisioner.store.port import Key
+from provisioner.sessions.grants import held_by
+from provisioner.spread import everything
 from shoal.contract.errors import ErrorCode, Next, ShoalError
 from shoal.contract.sessions import (
     SessionAck,
@@ -27,13 +28,15 @@ async def world() -> World:
 
 
 async def held(world: World) -> dict[str, int]:
-    stored = await world.store.get(keys.quota(DEFAULT_TENANT))
-    return {name: value for name, value in (stored.item if stored else {}).items() if value}
+    taken = await held_by(world.services.context.store, DEFAULT_TENANT)
+    return {name: value for name, value in taken.items() if value}
 
 
 async def test_a_create_takes_one_transaction_one_call_and_one_transaction(world: World) -> None:
     """The create path is two writes and one call to an agent."""
     host = await world.host()
+    # The tenant's first one also opens its quota.
+    await world.create()
     await world.services.context.fleet.views()
     world.agents.calls.clear()
     world.store.calls.clear()  # type: ignore[attr-defined]
@@ -212,7 +215,7 @@ async def test_count_makes_them_all_or_none(world: World) -> None:
         item.session.id for item in made.sessions if item.session
     ]
     assert (await held(world))["sessions"] == 5
-    assert (await world.store.query(keys.GROUPS)).items == ()
+    assert await everything(world.services.context.store, keys.groups()) == []
 
 
 async def test_two_hundred_at_once(world: World) -> None:
@@ -248,12 +251,9 @@ async def test_another_replica_finishes_a_group(world: World) -> None:
     task = world.services.sessions.create_many(WHO, body, idempotency_key="k")
     # The note and the quota are written, then the first chunk's answer never comes and the process is gone.
     original = store.transact
-    count = 0
 
     async def dies(ops, *, token=None):  # type: ignore[no-untyped-def]
-        nonlocal count
-        count += 1
-        if count == 2:
+        if sum(op.key.pk.startswith("SES#") for op in ops) > 1:
             raise RuntimeError("the process died")
         await original(ops, token=token)
 
@@ -267,8 +267,8 @@ async def test_another_replica_finishes_a_group(world: World) -> None:
     await other.signer.refresh()
     await world.clock.advance(60)
     await other.reconciler.tick()
-    live = await store.query(f"LIVE#{DEFAULT_TENANT}", limit=1000)
-    assert len(live.items) == 60
+    lists = keys.partitions(keys.live_list(DEFAULT_TENANT), keys.LIST_SHARDS)
+    assert len(await everything(world.services.context.store, lists)) == 60
     assert (await held(world))["sessions"] == 60
 
 
@@ -422,7 +422,7 @@ async def test_a_snapshot_whose_layer_did_not_arrive_fails(world: World) -> None
     assert refused.value.next is Next.FIX, "it can never be started from: no use to try again"
     assert snapshot.error is not None
     assert (await world.services.sessions.get(WHO, id)).last_snapshot is None
-    assert (await world.store.query(keys.SNAPSHOTS_OPEN)).items == ()
+    assert await everything(world.services.context.store, keys.snapshots_open()) == []
 
 
 @pytest.mark.parametrize("policy", ["fail", "restore"])
@@ -537,12 +537,9 @@ async def test_an_unconfirmed_sandbox_is_adopted_when_its_placer_died(world: Wor
     """A replica that dies between the agent's answer and its own note loses nothing: the heartbeat confirms."""
     host = await world.host()
     original = world.store.transact
-    count = 0
 
     async def dies(ops, *, token=None):  # type: ignore[no-untyped-def]
-        nonlocal count
-        count += 1
-        if count == 2:
+        if any(op.key.pk.startswith("ON#") for op in ops):
             raise RuntimeError("the process died")
         await original(ops, token=token)
 
@@ -558,8 +555,7 @@ async def test_an_unconfirmed_sandbox_is_adopted_when_its_placer_died(world: Wor
     assert session.state is SessionState.RUNNING
     assert session.host == host.id
     assert (
-        await world.store.get(Key(pk="QUEUE#default", sk=f"{keys.moment(session.created_at)}#{session.id}"))
-        is None
+        await world.store.get(keys.queued("default", session.created_at, session.id)) is None
     )
 
 
