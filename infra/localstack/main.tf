@@ -6,8 +6,10 @@ locals {
   control_url = "${var.ministack_url}/_aws/execute-api/${module.api.api_id}/$default"
   policy = {
     SHOAL_PROVISIONER_POOLS = jsonencode([module.pool.settings])
-    # Agents stay long enough to be watched, and go soon enough to wait for.
-    SHOAL_PROVISIONER_LEASE_S = "10"
+    # Shorter than on AWS, where heartbeats are billed by the request: the demo waits for a lost host.
+    SHOAL_PROVISIONER_HEARTBEAT_S   = "2"
+    SHOAL_PROVISIONER_LEASE_S       = "15"
+    SHOAL_PROVISIONER_LOST_MARGIN_S = "5"
   }
 }
 
@@ -64,6 +66,6 @@ module "reconciler" {
   runtime       = var.runtime
   access_policy = module.state.access_policy
   stream_arn    = module.state.stream_arn
-  pools         = [{ driver = module.pool.driver, access = module.pool.access }]
+  ecs_pools     = [{ driver = module.pool.driver, access = module.pool.access }]
   environment   = merge(module.state.environment, local.policy)
 }

@@ -149,7 +149,14 @@ def start_moto(daemons: Daemons, places: Places) -> None:
     """A moto server: ECS with container instances, Auto Scaling with protection, EC2."""
     home = places.state / "moto"
     python = str(ROOT / ".venv-moto" / "bin" / "python")
-    argv = [python, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(places.moto_port)]
+    argv = [
+        python,
+        str(ROOT / "scripts" / "localstack" / "moto_server.py"),
+        "-H",
+        "127.0.0.1",
+        "-p",
+        str(places.moto_port),
+    ]
     url = f"{places.moto}/moto-api/data.json"
     daemons.start("moto", argv, _neutral(places, home), lambda: _answers(url), home)
 
