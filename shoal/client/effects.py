@@ -42,6 +42,8 @@ class Send:
         sink: Gets the body of a 2xx answer; the reply's `content` is then empty.
         repeatable: Whether it may be sent again when it is not known whether it arrived.
         base_url, token: Another way than the configured one (straight to a host).
+        foreign: `path` is a whole URL of another service (a blob store's), which is its own permission: sent as it is,
+            without the key.
     """
 
     method: str
@@ -55,6 +57,7 @@ class Send:
     repeatable: bool = True
     base_url: str | None = None
     token: str | None = None
+    foreign: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -86,11 +86,15 @@ class _Making:
 
     def request(self, client: httpx.Client | httpx.AsyncClient, send: Send, content: Any) -> httpx.Request:
         read_s = send.wait_s + READ_MARGIN_S
-        headers = {"authorization": f"Bearer {send.token or self.config.api_key}", **send.headers}
+        headers = dict(send.headers)
+        url = send.path
+        if not send.foreign:
+            headers = {"authorization": f"Bearer {send.token or self.config.api_key}", **headers}
+            url = (send.base_url or self.config.url) + send.path
         try:
             return client.build_request(
                 send.method,
-                (send.base_url or self.config.url) + send.path,
+                url,
                 params=dict(send.params) or None,
                 content=content,
                 headers=headers,
@@ -100,7 +104,9 @@ class _Making:
             raise ConfigError(f"the service's URL or the key cannot be used: {error}") from error
 
 
-def _failed(error: Exception, url: str) -> TransportFailed:
+def _failed(error: Exception, send: Send, config: ClientConfig) -> TransportFailed:
+    # Of a foreign URL the query is a permission: not for messages.
+    url = send.path.partition("?")[0] if send.foreign else send.base_url or config.url
     text = str(error) or type(error).__name__
     return TransportFailed(f"{url}: {text}", arrived=not isinstance(error, _NOT_SENT))
 
@@ -172,7 +178,7 @@ class SyncPool:
                 finally:
                     response.close()
             except (httpx.TransportError, httpx.DecodingError) as error:
-                raise _failed(error, send.base_url or self._making.config.url) from error
+                raise _failed(error, send, self._making.config) from error
 
     def send(self, send: Send) -> Reply:
         """A whole answer; the body of a 2xx one goes to the request's sink when it has one.
@@ -285,7 +291,7 @@ class AsyncPool:
                 finally:
                     await response.aclose()
             except (httpx.TransportError, httpx.DecodingError) as error:
-                raise _failed(error, send.base_url or self._making.config.url) from error
+                raise _failed(error, send, self._making.config) from error
 
     async def send(self, send: Send) -> Reply:
         """A whole answer; the body of a 2xx one goes to the request's sink when it has one.

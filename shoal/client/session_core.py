@@ -32,6 +32,8 @@ from shoal.contract.states import ActionStatus
 R = TypeVar("R", bound=Result)
 
 _OPEN = frozenset({ActionStatus.QUEUED, ActionStatus.RUNNING})
+#: Tells that a log goes on after its last seq.
+MORE_HEADER = "x-shoal-more"
 #: Direct routes are good for at most 60 s; fetched anew a little before.
 _DIRECT_AGE_S = 45.0
 _DIRECT_TROUBLE = frozenset(
@@ -272,13 +274,15 @@ class SessionCore:
 
     def trajectory(self, after_seq: int) -> Op[list[ActionRecord]]:
         """The recorded steps after a seq, oldest first."""
-        params = {"after_seq": str(after_seq)} if after_seq else {}
-        reply = yield from self.send(Send(method="GET", path=f"{self.path}/trajectory", params=params))
-        lines = (line for line in reply.content.split(b"\n") if line.strip())
-        return [
-            building.parsed(ActionRecord, Reply(status=reply.status, headers={}, content=line))
-            for line in lines
-        ]
+        records: list[ActionRecord] = []
+        while True:
+            params = {"after_seq": str(after_seq)} if after_seq else {}
+            reply = yield from self.send(Send(method="GET", path=f"{self.path}/trajectory", params=params))
+            for line in filter(None, reply.content.split(b"\n")):
+                records.append(building.parsed(ActionRecord, replace(reply, content=line)))
+            if MORE_HEADER not in reply.headers or not records or not records[-1].seq:
+                return records
+            after_seq = records[-1].seq
 
     # The session itself
 

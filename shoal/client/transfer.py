@@ -1,6 +1,6 @@
 """Files and directories between here and a session: checksummed, any size, constant memory.
 
-A directory travels as a tar. What a sandbox sends is not trusted: it is unpacked below the destination only, links
+What is larger than the service's entrance carries goes by its blob store (`shoal.contract.transfers`). A directory travels as a tar. What a sandbox sends is not trusted: it is unpacked below the destination only, links
 last, so that nothing is ever written through a link that came with it.
 """
 
@@ -14,17 +14,24 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from shoal.client import building
 from shoal.client.effects import Op, Reply, Send
 from shoal.client.errors import ServiceError, of_code
+from shoal.client.retry import call
 from shoal.client.session_core import SessionCore
+from shoal.contract.base import MAX_WAIT_S
 from shoal.contract.errors import ErrorCode
+from shoal.contract.transfers import MAX_TRANSFER_BYTES, Transfer, TransferCreate, UploadUrl
 
 CHUNK_BYTES = 1_048_576
 #: Tars up to this size stay in memory while they are sent.
 SPOOL_BYTES = 32 * 1_048_576
+#: Of larger uploads the service is asked first whether its entrance carries them.
+ASK_BYTES = 4 * 1_048_576
 TAR = "application/x-tar"
 #: The sha256 of the whole body in hex: of an upload in the request, of a download in the answer.
 CHECKSUM_HEADER = "x-shoal-sha256"
@@ -86,7 +93,12 @@ def upload_of(source: str | os.PathLike[str] | bytes | BinaryIO) -> Iterator[Upl
 
 
 def put(core: SessionCore, upload: Upload, path: str, options: Mapping[str, Any]) -> Op[Reply]:
-    """Writes a file (or unpacks a tar into a directory), aside and then renamed."""
+    """Writes a file (or unpacks a tar into a directory), aside and then renamed.
+
+    Raises:
+        OSError: As the sandbox's system refused.
+        ServiceError: PAYLOAD_TOO_LARGE for more than a transfer carries.
+    """
     params = {"path": path}
     if options.get("mode") is not None:
         params["mode"] = f"{options['mode']:04o}"
@@ -94,19 +106,80 @@ def put(core: SessionCore, upload: Upload, path: str, options: Mapping[str, Any]
         params["owner"] = str(options["owner"])
     if options.get("create_parents") is not None:
         params["create_parents"] = "true" if options["create_parents"] else "false"
-    headers = {"content-type": upload.kind, "content-length": str(upload.size_bytes)}
+    headers = {"content-type": upload.kind}
     if upload.sha256 is not None:
         headers[CHECKSUM_HEADER] = upload.sha256
-    send = Send(
-        method="PUT",
-        path=f"{core.path}/files",
-        params=params,
-        headers=headers,
+    send = Send(method="PUT", path=f"{core.path}/files", params=params, headers=headers)
+    if upload.size_bytes > ASK_BYTES and not core.client.config.direct:
+        announced = yield from _announce(core, upload)
+        if announced is not None:
+            return (yield from _refused_as_os_error(_put_beside(core, upload, send, announced)))
+    whole = replace(
+        send,
+        headers={**headers, "content-length": str(upload.size_bytes)},
         source=upload.chunks,
         # The service answers only when all is written.
         wait_s=60.0,
     )
-    return (yield from _refused_as_os_error(core.send(send)))
+    try:
+        return (yield from _refused_as_os_error(core.send(whole)))
+    except ServiceError as error:
+        if error.code is not ErrorCode.PAYLOAD_TOO_LARGE:
+            raise
+        announced = yield from _announce(core, upload)
+        if announced is None:
+            raise
+    return (yield from _refused_as_os_error(_put_beside(core, upload, send, announced)))
+
+
+def _announce(core: SessionCore, upload: Upload) -> Op[Transfer | None]:
+    """A transfer for the upload; None where the service carries any size itself, or is older than transfers."""
+    if upload.size_bytes > MAX_TRANSFER_BYTES:
+        return None
+    asked = TransferCreate(size_bytes=upload.size_bytes, sha256=upload.sha256)
+    send = Send(
+        method="POST", path="/v1/transfers", content=building.body(asked), headers=building.json_headers()
+    )
+    try:
+        return building.parsed(Transfer, (yield from call(core.client.context, send)))
+    except ServiceError as error:
+        if error.code in (ErrorCode.NOT_IMPLEMENTED, ErrorCode.NOT_FOUND, ErrorCode.METHOD_NOT_ALLOWED):
+            return None
+        raise
+
+
+def _put_beside(core: SessionCore, upload: Upload, send: Send, announced: Transfer) -> Op[Reply]:
+    """Puts the bytes at the transfer's URL, and has the session's host take them from there."""
+    yield from call(core.client.context, put_at(announced.put, upload.chunks, upload.size_bytes))
+    take = replace(
+        send,
+        params={**send.params, "transfer": announced.id},
+        headers={**send.headers, "content-length": "0"},
+        content=b"",
+        wait_s=MAX_WAIT_S,
+    )
+    while True:
+        reply = yield from core.send(take)
+        if reply.status != 202:
+            return reply
+
+
+def put_at(place: UploadUrl, chunks: Callable[[], Iterator[bytes]], size_bytes: int) -> Send:
+    """A PUT of bytes where the service says."""
+    return replace(
+        _at(place.url, ""),
+        method="PUT",
+        headers={"content-length": str(size_bytes), **place.headers},
+        source=chunks,
+        wait_s=60.0,
+    )
+
+
+def _at(url: str, came_from: str) -> Send:
+    """A GET of a URL that the service told: its own (below its root, or beside where it was told), or a foreign one."""
+    if "://" in url:
+        return Send(method="GET", path=url, foreign=True)
+    return Send(method="GET", path=url if url.startswith("/") else f"{came_from.rpartition('/')[0]}/{url}")
 
 
 def _refused_as_os_error(op: Op[Reply]) -> Op[Reply]:
@@ -155,20 +228,31 @@ class StreamSink:
     @property
     def is_tar(self) -> bool:
         """Whether the body is a directory's tar."""
-        return self.headers.get("content-type", "").startswith(TAR)
+        kind = self.headers.get("x-shoal-kind")
+        return kind == "directory" or self.headers.get("content-type", "").startswith(TAR)
 
-    def verify(self, reply: Reply) -> None:
-        """Compares the sum with the one the service told, if it told one."""
-        expected = reply.headers.get(CHECKSUM_HEADER)
+    def finish(self, told: Mapping[str, str]) -> None:
+        """The body is whole. Compares its sum with the one the service told, if it told one.
+
+        Args:
+            told: What the service told of it elsewhere, in lower case: where it led to the body.
+        """
+        self.headers = {**self.headers, **told}
+        expected = self.headers.get(CHECKSUM_HEADER)
         if expected is not None and expected != self._digest.hexdigest():
             raise of_code(ErrorCode.UNAVAILABLE, "the download does not match its checksum")
 
 
 def get(core: SessionCore, path: str, sink: StreamSink) -> Op[Reply]:
-    """Reads a file, or a directory as a tar, into a sink."""
+    """Reads a file, or a directory as a tar, into a sink; from the blob store where the service leads there."""
     send = Send(method="GET", path=f"{core.path}/files", params={"path": path}, sink=sink, wait_s=60.0)
     reply = yield from _refused_as_os_error(core.send(send))
-    sink.verify(reply)
+    told: dict[str, str] = {}
+    while reply.status == 303:
+        told |= {name: value for name, value in reply.headers.items() if name.startswith("x-shoal-")}
+        there = replace(_at(reply.headers["location"], send.path), sink=sink, wait_s=60.0)
+        reply = yield from _refused_as_os_error(call(core.client.context, there))
+    sink.finish(told)
     return reply
 
 
