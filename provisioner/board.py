@@ -106,15 +106,17 @@ class Board:
         extra: Mapping[HostId, Room] | None = None,
         claimed: Mapping[tuple[HostId, WarmName], int] | None = None,
         tried: frozenset[HostId] = frozenset(),
+        closed: Mapping[HostId, Room] | None = None,
     ) -> HostView | None:
         """As `placement.choose`, over the hosts of the board."""
-        extra, claimed = extra or {}, claimed or {}
+        extra, claimed, closed = extra or {}, claimed or {}, closed or {}
 
         def takes(host: HostView) -> bool:
             return (
                 host.pool == ask.pool
                 and host.id not in tried
                 and ask.substrate in host.substrates
+                and not (host.id in closed and closed[host.id].fits(ask.room))
                 and _fits(host, extra.get(host.id, _NONE), ask.room)
             )
 

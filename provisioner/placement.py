@@ -151,9 +151,14 @@ class Chance(Protocol):
 
 
 def candidates(
-    ask: Ask, hosts: Iterable[HostView], extra: Mapping[HostId, Room], tried: frozenset[HostId] = frozenset()
+    ask: Ask,
+    hosts: Iterable[HostView],
+    extra: Mapping[HostId, Room],
+    tried: frozenset[HostId] = frozenset(),
+    closed: Mapping[HostId, Room] | None = None,
 ) -> list[HostView]:
     """The hosts that can take it, counting `extra` on top of what they hold."""
+    closed = closed or {}
     return [
         host
         for host in hosts
@@ -161,6 +166,7 @@ def candidates(
         and host.id not in tried
         and host.pool == ask.pool
         and ask.substrate in host.substrates
+        and not (host.id in closed and closed[host.id].fits(ask.room))
         and (host.held + extra.get(host.id, Room()) + ask.room).fits(host.capacity)
     ]
 
@@ -174,6 +180,7 @@ def choose(
     extra: Mapping[HostId, Room] | None = None,
     claimed: Mapping[tuple[HostId, WarmName], int] | None = None,
     tried: frozenset[HostId] = frozenset(),
+    closed: Mapping[HostId, Room] | None = None,
 ) -> HostView | None:
     """The host for it, or None when none of them can take it.
 
@@ -182,9 +189,10 @@ def choose(
         extra: What was placed on hosts that their views do not show yet.
         claimed: Warm sandboxes taken that the views do not show yet.
         tried: Hosts that refused.
+        closed: What hosts refused of late: they are not asked for as much again.
     """
     extra, claimed = extra or {}, claimed or {}
-    fitting = candidates(ask, hosts, extra, tried)
+    fitting = candidates(ask, hosts, extra, tried, closed)
     if not fitting:
         return None
 
@@ -224,13 +232,17 @@ class PlacementMemory:
 
     A placement counts from `begin`. Once the host has answered, a heartbeat built after that shows it: the second one
     that arrives was certainly built after the first was answered, so it is forgotten then. A placement that is written
-    down is forgotten as soon as what the host holds has been counted after that. A refusal is forgotten at once.
+    down is forgotten as soon as what the host holds has been counted after that. A placement that did not come about is
+    forgotten at once; a host that refused one is taken to be full for the like until it is heard of again: others
+    have filled it, and its view is old.
     """
 
     def __init__(self) -> None:
         self._own: dict[HostId, deque[Own]] = {}
         self._extra: dict[HostId, Room] = {}
         self._claimed: dict[tuple[HostId, WarmName], int] = {}
+        self._closed: dict[HostId, Room] = {}
+        self._closed_at: dict[HostId, int] = {}
 
     def begin(self, host: HostId, room: Room, warm: WarmName) -> Own:
         """A placement is on its way to the host."""
@@ -247,6 +259,12 @@ class PlacementMemory:
         if mine is not None and own in mine:
             self._keep(host, lambda other: other is not own)
 
+    def turned_away(self, host: HostId, own: Own, last_beat: int) -> None:
+        """The host refused it; `last_beat` is the number of its last heartbeat seen."""
+        self.refused(host, own)
+        self._closed[host] = own.room
+        self._closed_at[host] = last_beat
+
     def answered(self, own: Own, last_beat: int) -> None:
         """The host took it; `last_beat` is the number of its last heartbeat seen."""
         own.settled = True
@@ -262,6 +280,8 @@ class PlacementMemory:
 
     def heard(self, host: HostId, beat: int) -> None:
         """A heartbeat arrived."""
+        if beat > self._closed_at.get(host, beat):
+            del self._closed[host], self._closed_at[host]
         self._keep(host, lambda own: own.gone_with_beat is None or own.gone_with_beat > beat)
 
     def _keep(self, host: HostId, wanted: Callable[[Own], bool]) -> None:
@@ -293,10 +313,16 @@ class PlacementMemory:
     def forget(self, host: HostId) -> None:
         """The host is gone."""
         self._keep(host, lambda own: False)
+        self._closed.pop(host, None)
+        self._closed_at.pop(host, None)
 
     def extra(self) -> Mapping[HostId, Room]:
         """What counts on top of the views, as it is now and becomes."""
         return self._extra
+
+    def closed(self) -> Mapping[HostId, Room]:
+        """What hosts refused since they were last heard of, as it is now and becomes."""
+        return self._closed
 
     def claimed(self) -> Mapping[tuple[HostId, WarmName], int]:
         """Warm sandboxes taken that the views still show, as it is now and becomes."""

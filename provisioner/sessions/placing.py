@@ -134,7 +134,7 @@ class Placing:
                     # It may have started there after all; the room counts until its heartbeats tell.
                     memory.answered(own, context.fleet.beat(host))
                 else:
-                    memory.refused(host, own)
+                    memory.turned_away(host, own, context.fleet.beat(host))
                 log.info("placement.refused", session_id=session.id, host_id=host, reason=error.code.value)
                 return None
             memory.refused(host, own)

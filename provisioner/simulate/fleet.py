@@ -179,4 +179,5 @@ class Replica:
             extra=self.memory.extra(),
             claimed=self.memory.claimed(),
             tried=tried,
+            closed=self.memory.closed(),
         )

@@ -197,7 +197,8 @@ class LeanWorld:
         own: Own,
     ) -> None:
         self.measures.refused += 1
-        replica.memory.refused(view.id, own)
+        host = self.hosts.get(view.id)
+        replica.memory.turned_away(view.id, own, host.beat if host is not None else 0)
         self._place(replica, session, tried | {view.id}, pumped)
 
     def _answered(

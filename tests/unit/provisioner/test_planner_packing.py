@@ -137,6 +137,7 @@ def test_new_hosts_are_filled_one_after_the_other(wanted: list[tuple[Ask, int]],
     st.frozensets(st.sampled_from(["l1", "l2"])),
     st.dictionaries(st.sampled_from(["h01", "h02", "h03"]), rooms),
     st.dictionaries(st.sampled_from(["h01", "h02", "h03"]), st.integers(0, 2)),
+    st.dictionaries(st.sampled_from(["h05", "h06"]), rooms),
     st.lists(hosts, max_size=2),
 )
 def test_the_board_chooses_as_the_placement(
@@ -145,6 +146,7 @@ def test_the_board_chooses_as_the_placement(
     layers: frozenset[str],
     more: dict[str, Room],
     taken: dict[str, int],
+    refused: dict[str, Room],
     before: list[list[HostView]],
 ) -> None:
     """Whatever was on the board before, its choice with every host compared is that of the placement."""
@@ -161,8 +163,13 @@ def test_the_board_chooses_as_the_placement(
     extra = {HostId(id): room for id, room in more.items()}
     claimed = {(HostId(id), ask.warm): count for id, count in taken.items()}
     tried = frozenset({HostId("h04")})
-    found = board.choose(ask, random.Random(1), sample=100, extra=extra, claimed=claimed, tried=tried)
-    expected = choose(ask, now, _First(), sample=100, extra=extra, claimed=claimed, tried=tried)
+    closed = {HostId(id): room for id, room in refused.items()}
+    found = board.choose(
+        ask, random.Random(1), sample=100, extra=extra, claimed=claimed, tried=tried, closed=closed
+    )
+    expected = choose(
+        ask, now, _First(), sample=100, extra=extra, claimed=claimed, tried=tried, closed=closed
+    )
     assert found == expected
 
 
@@ -231,3 +238,31 @@ def test_totals_are_the_sum_of_the_placements(steps: list[tuple[str, int, Room]]
                 claimed[(host, own.warm)] += 1
         assert memory.extra() == totals
         assert memory.claimed() == dict(claimed)
+
+
+def test_a_host_that_refused_is_not_asked_for_as_much_until_it_is_heard_of() -> None:
+    """After a refusal a host is left alone for sandboxes as large; smaller ones may be tried; a heartbeat opens it."""
+    memory, id = PlacementMemory(), HostId("a")
+    host = HostView(
+        id=id,
+        pool="default",
+        open=True,
+        substrates=frozenset({Substrate.CONTAINER}),
+        capacity=SHAPE,
+        held=Room(),
+    )
+    board = Board()
+    board.put(host)
+
+    def takes(memory_mib: int) -> bool:
+        room = Room(cpu_millis=10, memory_mib=memory_mib, disk_mib=256, sandboxes=1)
+        ask = Ask(pool="default", substrate=Substrate.CONTAINER, room=room, warm=KINDS[0])
+        return board.choose(ask, random.Random(1), closed=memory.closed()) is not None
+
+    own = memory.begin(id, Room(cpu_millis=10, memory_mib=500, disk_mib=256, sandboxes=1), KINDS[0])
+    memory.turned_away(id, own, 7)
+    assert (takes(500), takes(600), takes(400)) == (False, False, True)
+    memory.heard(id, 7)
+    assert not takes(500)
+    memory.heard(id, 8)
+    assert takes(500)
