@@ -138,4 +138,6 @@ def create_app(services: Services, settings: ApiSettings | None = None) -> Front
     )
     large = Large(upstream=upstream, transfers=services.transfers, settings=settings)
     relay = Relay(gate=gate, upstream=upstream, archive=archive, large=large, settings=settings)
-    return Front(app=app, relay=relay, metrics=metrics)
+    return Front(
+        app=app, relay=relay, metrics=metrics, lifespan=lambda: lifespan(app), settle=executions.settle
+    )

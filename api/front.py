@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 import structlog
@@ -23,6 +25,11 @@ log = structlog.get_logger("api.front")
 #: What callers may name their requests; anything else gets an id of ours.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}\Z")
 TEMPLATE_KEY = "shoal.route"
+
+
+#: What lasts as long as the app is served; and what waits for what is left to do, at most so many seconds.
+Lifespan = Callable[[], AbstractAsyncContextManager[None]]
+Settle = Callable[[float], Awaitable[None]]
 
 
 class RelayedRoute(Protocol):
@@ -45,12 +52,36 @@ class Relaying(Protocol):
 class Front:
     """The ASGI application that the server runs."""
 
-    def __init__(self, *, app: ASGIApp, relay: Relaying, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        *,
+        app: ASGIApp,
+        relay: Relaying,
+        metrics: Metrics,
+        lifespan: Lifespan | None = None,
+        settle: Settle | None = None,
+    ) -> None:
         self._app = app
+        self._lifespan = lifespan
+        self._settle = settle
         self._relay = relay
         self._metrics = metrics
         self._draining = False
         self._open: set[asyncio.Task[Any]] = set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The app's lifespan, for whoever serves it without a server."""
+        if self._lifespan is None:
+            yield
+            return
+        async with self._lifespan():
+            yield
+
+    async def settle(self, within_s: float) -> None:
+        """Wait for what answered requests left to do in this process, at most so many seconds."""
+        if self._settle is not None:
+            await self._settle(within_s)
 
     def drain(self) -> None:
         """Refuse callers from now on; hosts' agents are still heard, so that they can report what ends."""

@@ -108,6 +108,11 @@ class Executions:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def settle(self, within_s: float) -> None:
+        """Wait for the ends of sessions whose calls are done, at most so many seconds."""
+        if self._ending and within_s > 0:
+            await asyncio.wait(set(self._ending), timeout=within_s)
+
     async def execute(self, who: Principal, body: Execute, *, idempotency_key: str | None = None) -> Executed:
         """Run a call, join one of the same id, or read its result; waits up to `body.wait_s` for its end.
 

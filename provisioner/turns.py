@@ -25,7 +25,7 @@ room that grew is used before they are answered. Without any host nothing can be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from provisioner.context import Context, log
@@ -53,8 +53,11 @@ class Turns:
         self._flushed_at: float | None = None
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def turn(self, left_s: Callable[[], float] | None = None) -> AsyncIterator[None]:
         """One request. Leaving the block takes up to `SETTLE_S`: the answer must be known then, and not yet given.
+
+        Args:
+            left_s: How many seconds there are until it must be given, asked when the block is left.
 
         Raises:
             ShoalError: UNAVAILABLE at the first turn, when the store does not answer: without keys nothing can be done.
@@ -68,7 +71,7 @@ class Turns:
                 # Not in the middle of a look: it counts room as taken for what it is about to place.
                 pumping.cancel()
             await asyncio.gather(pumping, return_exceptions=True)
-            await self._settle()
+            await self._settle(SETTLE_S if left_s is None else max(0.0, min(SETTLE_S, left_s())))
 
     async def upkeep(self) -> None:
         """What turns do besides pumping, in a process that runs all the time; until cancelled."""
@@ -86,10 +89,10 @@ class Turns:
             async with self._looking:
                 await self._pump.pass_by()
 
-    async def _settle(self) -> None:
+    async def _settle(self, within_s: float) -> None:
         context = self._context
         began = context.clock.monotonic()
-        left = SETTLE_S
+        left = within_s
         # Placing what waits may make others wait, or free room: once more where it did, then it is the next turn's.
         for _ in range(2):
             if self._pump.due(LOOK_S):
@@ -97,7 +100,7 @@ class Turns:
                 context.wake_queue.clear()
                 await self._pump.pass_by()
             await context.background.settle(context.clock, left)
-            left = SETTLE_S - (context.clock.monotonic() - began)
+            left = within_s - (context.clock.monotonic() - began)
             if left <= 0 or not context.wake_queue.is_set:
                 break
         await self._flush()
