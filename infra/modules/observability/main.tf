@@ -27,7 +27,7 @@ locals {
       period_s    = 900, periods = 1, comparison = "LessThanThreshold", threshold = 1, missing = "breaching"
     }
     api_errors = {
-      description = "The API answers 5xx."
+      description = "The API answers 5xx. Its log has one event for each, with the request's id."
       namespace   = "AWS/ApiGateway", metric = "5xx", statistic = "Sum", dimensions = { ApiId = var.api_id }
       period_s    = 60, periods = 3, comparison = "GreaterThanOrEqualToThreshold", threshold = 10, missing = "notBreaching"
     }

@@ -1,4 +1,5 @@
-# `terraform test` without AWS: the provider is mocked (infra/mocks).
+# `terraform test` without AWS: the provider is mocked (infra/mocks). tests/infra looks at the whole of run "whole":
+# cost at rest, policies, settings.
 
 mock_provider "aws" {
   source = "../../mocks"
@@ -21,4 +22,32 @@ run "whole" {
     condition     = strcontains(output.next_steps, "shoal admin bootstrap") && strcontains(output.next_steps, "shoal image push") && strcontains(output.next_steps, "shoal run")
     error_message = "The next steps lead to a first command."
   }
+
+  assert {
+    condition     = toset(module.observability.alarm_names) == toset(["shoal-reconciler-errors", "shoal-reconciler-silent"])
+    error_message = "Two alarms: what keeps hosts from going costs money."
+  }
+}
+
+run "frozen" {
+  command = plan
+
+  variables {
+    execution_enabled = false
+  }
+
+  assert {
+    condition     = output.endpoint != ""
+    error_message = "The installation stays, whole."
+  }
+}
+
+run "refused" {
+  command = plan
+
+  variables {
+    name = "SHOAL"
+  }
+
+  expect_failures = [var.name]
 }

@@ -1,4 +1,5 @@
-# `terraform test` without AWS: the provider is mocked (infra/mocks).
+# `terraform test` without AWS: the provider is mocked (infra/mocks). tests/infra looks at the whole of the runs that
+# apply: unknown types of resource, policies, settings.
 
 mock_provider "aws" {
   source = "../../mocks"
@@ -16,4 +17,70 @@ run "whole" {
     condition     = [for pool in jsondecode(local.settings.SHOAL_PROVISIONER_POOLS) : pool.name] == ["default", "steady", "bulk"]
     error_message = "Three pools, the Spot one first."
   }
+
+  assert {
+    condition     = length(module.router) == 1 && module.router[0].service_discovery_arn != null && module.api.alb_dns_name == null
+    error_message = "Routers, found by Cloud Map."
+  }
+
+  assert {
+    condition     = strcontains(output.next_steps, "shoal admin bootstrap") && strcontains(output.next_steps, "router")
+    error_message = "The next steps name the router's image."
+  }
+
+  assert {
+    condition     = aws_kms_key.this.enable_key_rotation
+    error_message = "The key is rotated."
+  }
+}
+
+run "load_balancer" {
+  command = apply
+
+  variables {
+    data_plane      = "alb"
+    certificate_arn = "arn:aws:acm:us-east-1:123456789012:certificate/11111111-2222-3333-4444-555555555555"
+    domain_name     = "shoal.example.com"
+  }
+
+  assert {
+    condition     = output.endpoint == "https://shoal.example.com" && module.router[0].service_discovery_arn == null
+    error_message = "Routers behind the load balancer."
+  }
+}
+
+run "function_alone" {
+  command = plan
+
+  variables {
+    data_plane = "lambda"
+  }
+
+  assert {
+    condition     = length(module.router) == 0 && output.alb_dns_name == null
+    error_message = "No routers."
+  }
+}
+
+run "frozen" {
+  command = plan
+
+  variables {
+    execution_enabled = false
+  }
+
+  assert {
+    condition     = length(module.router) == 1
+    error_message = "The installation stays, whole."
+  }
+}
+
+run "half_a_load_balancer" {
+  command = plan
+
+  variables {
+    data_plane = "alb"
+  }
+
+  expect_failures = [var.certificate_arn, var.domain_name]
 }
