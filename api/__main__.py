@@ -1,4 +1,4 @@
-"""`python -m api`: Shoal on one machine."""
+"""`python -m api`: Shoal on one machine, or one replica of a deployment on AWS."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import sys
 
 from api.down import run_down
 from api.home import HomeBusy
-from api.options import DownOptions, parse
+from api.options import DownOptions, ServeOptions, parse
+from api.serve import run_serve
 from api.up import CannotStart, run_up
 
 
@@ -16,6 +17,8 @@ def main() -> int:
     try:
         if isinstance(options, DownOptions):
             return run_down(options)
+        if isinstance(options, ServeOptions):
+            return run_serve(options)
         return run_up(options)
     except (HomeBusy, CannotStart) as error:
         print(f"shoal: {error}", file=sys.stderr)

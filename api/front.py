@@ -66,7 +66,7 @@ class Front:
         self._settle = settle
         self._relay = relay
         self._metrics = metrics
-        self._draining = False
+        self._draining = self._leaving = False
         self._open: set[asyncio.Task[Any]] = set()
 
     @asynccontextmanager
@@ -82,6 +82,15 @@ class Front:
         """Wait for what answered requests left to do in this process, at most so many seconds."""
         if self._settle is not None:
             await self._settle(within_s)
+
+    def leave(self) -> None:
+        """Say that this replica is not ready any more, and serve on while whoever sends callers looks elsewhere."""
+        self._leaving = True
+
+    async def idle(self, within_s: float) -> None:
+        """Wait until nothing is open, at most so many seconds."""
+        if self._open and within_s > 0:
+            await asyncio.wait(set(self._open), timeout=within_s)
 
     def drain(self) -> None:
         """Refuse callers from now on; hosts' agents are still heard, so that they can report what ends."""
@@ -115,6 +124,8 @@ class Front:
         self._metrics.in_flight.inc()
         self._open.add(task)
         try:
+            if self._leaving and scope["path"] == "/readyz":
+                raise _stopping()
             if self._draining and scope["path"].startswith("/v1/"):
                 raise _stopping()
             call = self._relay.match(scope)

@@ -26,6 +26,7 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
 from api.app import create_app
+from api.errors import from_dependency, internal_error, request_id_of
 from api.front import Front, send_error
 from api.settings import ApiSettings
 from provisioner.services import Services
@@ -88,6 +89,9 @@ class Function:
                 raise _too_large(self._limit)
         except ShoalError as error:
             await self._refuse(error, answer)
+        except Exception as error:
+            log.error("request.failed", exc_info=error)
+            await self._refuse(from_dependency(error) or internal_error(request_id_of(scope)), answer)
         await answer.give(send)
 
     async def _open(self) -> tuple[Services, Front]:

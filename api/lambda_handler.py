@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
     from provisioner.services import Services
 
+#: What the first request needs.
+_NEEDED = (
+    "aioboto3",
+    "mangum",
+    "api.function",
+    "provisioner.agents.http",
+    "provisioner.aws.profile",
+    "provisioner.blobs.s3",
+    "provisioner.store.dynamodb",
+)
 _adapter: Mangum | None = None
 
 
@@ -50,13 +60,10 @@ def _opening() -> AbstractAsyncContextManager[Services]:
 
 
 def _preload() -> None:
-    import aioboto3  # noqa: F401
-    import mangum  # noqa: F401
+    from importlib import import_module
 
-    import provisioner.agents.http
-    import provisioner.aws.profile
-    import provisioner.blobs.s3
-    import provisioner.store.dynamodb  # noqa: F401
+    for name in _NEEDED:
+        import_module(name)
 
 
 if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:

@@ -51,6 +51,23 @@ class DownOptions:
     timeout_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """How a replica over shared state is run.
+
+    Attributes:
+        profile: Where state is. Both are told by the environment (`SHOAL_AWS_...`, `AWS_ENDPOINT_URL`).
+        role: What it is for.
+    """
+
+    profile: Literal["aws", "localstack"]
+    role: Literal["router"]
+    host: str
+    port: int
+    log_level: str
+    log_format: LogFormat
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -103,10 +120,23 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--ready-fd", type=int, default=None, help="descriptor that gets the same line")
     up.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     up.add_argument("--log-format", choices=["auto", "json", "text"], default="auto")
+    _add_serve(commands)
     down = commands.add_parser("down", help="stop the server of a home, and wait until nothing of it is left")
     _add_home(down)
     down.add_argument("--timeout-s", type=float, default=120.0, help="(default: %(default)s)")
     return parser
+
+
+def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    serve = commands.add_parser(
+        "serve", help="serve over the state of an AWS deployment, as one of any number of replicas"
+    )
+    serve.add_argument("--profile", choices=["aws", "localstack"], default="aws")
+    serve.add_argument("--role", choices=["router"], default="router")
+    serve.add_argument("--host", default="0.0.0.0", help="(default: %(default)s)")
+    serve.add_argument("--port", type=int, default=DEFAULT_PORT, help="(default: %(default)s)")
+    serve.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
+    serve.add_argument("--log-format", choices=["json", "text"], default="json")
 
 
 def _add_home(parser: argparse.ArgumentParser) -> None:
@@ -115,12 +145,21 @@ def _add_home(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse(argv: Sequence[str]) -> UpOptions | DownOptions:
+def parse(argv: Sequence[str]) -> UpOptions | DownOptions | ServeOptions:
     """The options; exits with a message when they do not fit."""
     arguments = list(argv)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments.insert(0, "up")
     given = _parser().parse_args(arguments)
+    if given.command == "serve":
+        return ServeOptions(
+            profile=given.profile,
+            role=given.role,
+            host=given.host,
+            port=given.port,
+            log_level=given.log_level,
+            log_format=given.log_format,
+        )
     if given.command == "down":
         return DownOptions(home=given.home, timeout_s=given.timeout_s)
     form: Literal["json", "text"] = "text" if sys.stderr.isatty() else "json"

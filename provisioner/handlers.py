@@ -61,7 +61,7 @@ def reconcile(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
         For a batch of the stream, that no record failed; else what was done: `ticks`, `failed`, `pending`.
 
     Raises:
-        ShoalError: UNAVAILABLE: the store does not answer, and it was no batch of the stream.
+        ShoalError, StoreError: The store does not answer, or refuses, and it was no batch of the stream.
     """
     global _process
     if _process is None:
@@ -79,13 +79,14 @@ def close() -> None:
 
 async def _reconcile(process: _Process, event: Mapping[str, Any], context: Any) -> dict[str, Any]:
     from provisioner.context import log
+    from provisioner.store.port import StoreError
     from shoal.contract.errors import ShoalError
 
     records = event.get("Records")
     try:
         services = await process.services()
         shift = await services.shifts.work(_left_s(context), marked=records is not None)
-    except ShoalError as error:
+    except (ShoalError, StoreError) as error:
         if records is None:
             raise
         log.warning("reconcile.failed", reason=str(error), records=len(records))

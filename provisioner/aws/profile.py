@@ -13,6 +13,7 @@ The SDK and everything that needs it is imported when services are opened, not w
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +23,7 @@ from provisioner.clock import Clock, SystemClock
 from provisioner.route_tokens import RouteSigner
 from provisioner.services import Services, build_services
 from provisioner.settings import ProvisionerSettings
+from provisioner.store.steady import SteadyStore
 from shoal.contract.base import new_id
 
 if TYPE_CHECKING:
@@ -79,7 +81,8 @@ async def open_services(
         if capacity is None:
             capacity = _capacity(aws, settings, role, clients, clock)
             stack.push_async_callback(capacity.close)
-        signer = RouteSigner(store, clock, key_life_s=settings.signing_key_s)
+        steady = SteadyStore(store, clock, random.Random())
+        signer = RouteSigner(steady, clock, key_life_s=settings.signing_key_s)
         if agents is None:
             agents = _agents(role, signer)
             stack.push_async_callback(agents.close)
