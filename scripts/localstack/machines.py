@@ -76,8 +76,8 @@ class Machines:
         self._ecs, self._ec2, self._groups = clients["ecs"], clients["ec2"], clients["autoscaling"]
         self._docker = docker
         self._places = places
-        self._ended: dict[str, str] = {}
-        self._stopping: dict[str, threading.Thread] = {}
+        self._over: set[str] = set()
+        self._stopping: set[str] = set()
 
     def tick(self) -> None:
         """Look once, and make what is so what should be so."""
@@ -166,7 +166,7 @@ class Machines:
             self._sweep(machine, image)
         try:
             for task in self._tasks(machine.cluster):
-                if task["containerInstanceArn"] == machine.arn and task["desiredStatus"] != "STOPPED":
+                if task["containerInstanceArn"] == machine.arn and task["lastStatus"] != "STOPPED":
                     self._report(task, f"Host EC2 (instance {machine.id}) terminated.")
             self._ecs.deregister_container_instance(
                 cluster=machine.cluster, containerInstance=machine.arn, force=True
@@ -197,7 +197,7 @@ class Machines:
         arns: list[str] = []
         for status in ("RUNNING", "STOPPED"):
             for page in self._ecs.get_paginator("list_tasks").paginate(cluster=cluster, desiredStatus=status):
-                arns += [arn for arn in page["taskArns"] if self._ended.get(arn) != "removed"]
+                arns += [arn for arn in page["taskArns"] if arn not in self._over]
         tasks: list[dict[str, Any]] = []
         for first in range(0, len(arns), 100):
             tasks += self._ecs.describe_tasks(cluster=cluster, tasks=arns[first : first + 100])["tasks"]
@@ -208,16 +208,18 @@ class Machines:
     ) -> None:
         arn = task["taskArn"]
         over = task["desiredStatus"] == "STOPPED"
-        if container is None:
+        if task["lastStatus"] == "STOPPED":
+            self._over.add(arn)
+        elif container is None:
             if over:
-                self._ended[arn] = "removed"
+                self._report(task, "Task was stopped before it started")
             else:
                 self._start(machine, task)
-        elif over:
-            self._stop(arn, container)
         elif not container["State"]["Running"]:
             code = container["State"]["ExitCode"]
             self._report(task, f"Essential container in task exited ({code})")
+        elif over:
+            self._stop(arn, container)
 
     def _start(self, machine: Machine, task: Mapping[str, Any]) -> None:
         definition = self._ecs.describe_task_definition(taskDefinition=task["taskDefinitionArn"])[
@@ -237,22 +239,21 @@ class Machines:
     def _stop(self, arn: str, container: Mapping[str, Any]) -> None:
         """End it with its grace, aside: others do not wait."""
         if arn in self._stopping:
-            if not self._stopping[arn].is_alive():
-                del self._stopping[arn]
             return
         grace_s = int(container["Config"]["Labels"].get("shoal.stop_s", "30"))
 
         def stop() -> None:
             self._docker.stop(container["Id"], grace_s=grace_s)
-            # Its name and its log stay until the instance goes, as with ECS.
+            # The container and its log stay until the instance goes, as with ECS.
             _log.info("stopped %s", arn)
 
-        if container["State"]["Running"]:
-            self._stopping[arn] = threading.Thread(target=stop, name=f"stop {arn}")
-            self._stopping[arn].start()
+        self._stopping.add(arn)
+        threading.Thread(target=stop, name=f"stop {arn}").start()
 
     def _report(self, task: Mapping[str, Any], reason: str) -> None:
-        self._ecs.stop_task(cluster=task["clusterArn"], task=task["taskArn"], reason=reason)
+        self._ecs.submit_task_state_change(
+            cluster=task["clusterArn"], task=task["taskArn"], status="STOPPED", reason=reason
+        )
         _log.info("reported %s: %s", task["taskArn"], reason)
 
 
