@@ -36,7 +36,7 @@ run "defaults" {
   }
 
   assert {
-    condition     = [for rule in aws_s3_bucket_lifecycle_configuration.this.rule : rule.id] == ["transfers", "unfinished-uploads"]
+    condition     = [for rule in aws_s3_bucket_lifecycle_configuration.this.rule : rule.id] == ["unfinished-uploads", "transfers"]
     error_message = "Only garbage is taken away by itself."
   }
 
@@ -83,7 +83,7 @@ run "object_lock" {
   }
 
   assert {
-    condition     = [for rule in aws_s3_bucket_lifecycle_configuration.this.rule : rule.id] == ["transfers", "unfinished-uploads", "old-versions", "expire-journals"]
+    condition     = [for rule in aws_s3_bucket_lifecycle_configuration.this.rule : rule.id] == ["unfinished-uploads", "transfers", "old-versions", "expire-journals"]
     error_message = "Old versions go, journals when it was said."
   }
 }
