@@ -224,7 +224,7 @@ def test_in_a_function_the_api_loads_what_its_first_request_needs() -> None:
     """And nothing that no request needs: no server, no command line, no plots."""
     loaded = imported("import api.lambda_handler", AWS_LAMBDA_FUNCTION_NAME="api")
     assert {"aioboto3", "aiohttp", "fastapi", "mangum"} <= loaded
-    assert not loaded & {"httpx", "matplotlib", "typer", "uvicorn", "uvloop", "httptools", "moto"}
+    assert not loaded & {"matplotlib", "typer", "uvicorn", "uvloop", "httptools", "moto"}
 
 
 def test_the_app_and_the_profile_load_no_sdk_before_they_are_used() -> None:
