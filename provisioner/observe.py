@@ -103,6 +103,7 @@ async def observe(context: Context, capacity: Capacity) -> View:
                     warm=warm_name(entry.key),
                     expires_at=entry.expires_at,
                     leased=entry.placer_until is not None and entry.placer_until > now,
+                    since=entry.created_at,
                 )
             )
         prepares = await read_prepares(store, pool.name)

@@ -82,7 +82,8 @@ class HostFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """A session in the queue. `leased`: some replica is placing it now."""
+    """A session in the queue. `leased`: some replica is placing it now; `since`: when it was asked for, which decides
+    nothing and is only told."""
 
     session: SessionId
     pool: str
@@ -91,6 +92,7 @@ class Waiting:
     warm: WarmName
     expires_at: datetime
     leased: bool = False
+    since: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,7 +91,14 @@ class Reconciler:
         context = self._context
         await context.demand.flush(context.store)
         view = await observe(context, self._capacity)
-        decided = plan(view, self._policy, context.clock.now())
+        now = context.clock.now()
+        oldest = min((each.since for each in view.waiting if each.since is not None), default=None)
+        if oldest is not None:
+            # Terraform's module `observability` makes a metric of it.
+            log.info(
+                "reconcile.queue", waiting=len(view.waiting), queue_age_s=(now - oldest).total_seconds()
+            )
+        decided = plan(view, self._policy, now)
         if not context.execution_enabled:
             decided = replace(decided, start={}, resume={})
         if not decided.empty:
@@ -108,9 +115,9 @@ class Reconciler:
             await self._executor.execute(decided)
         self.last = decided
         self.pending = not decided.empty or any(host.state is HostState.STARTING for host in view.hosts)
-        now = context.clock.monotonic()
-        if self._chores_at is None or now - self._chores_at >= _CHORES_S:
-            self._chores_at = now
+        at = context.clock.monotonic()
+        if self._chores_at is None or at - self._chores_at >= _CHORES_S:
+            self._chores_at = at
             there = frozenset(host.view.id for host in view.hosts if host.state not in _GONE)
             await self._chores(there)
         return decided
