@@ -10,23 +10,27 @@ import re
 import sys
 from pathlib import Path
 
-from pydantic_settings import BaseSettings
+from pydantic import BaseModel
 
 from api.settings import ApiSettings
+from provisioner.aws.settings import AwsSettings, BatchPool, EcsPool
 from provisioner.lifecycle import DIAGRAMS, diagram
 from provisioner.settings import PoolSettings, ProvisionerSettings
 from runtime_image.agent.settings import AgentSettings
 
 ROOT = Path(__file__).resolve().parents[1]
-SETTINGS: tuple[tuple[str, type[BaseSettings]], ...] = (
+SETTINGS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("The HTTP surface", ApiSettings),
     ("The provisioner", ProvisionerSettings),
     ("Each of the provisioner's pools (`SHOAL_PROVISIONER_POOLS`, a JSON list)", PoolSettings),
+    ("The profiles `aws` and `localstack`", AwsSettings),
+    ("Each pool of `SHOAL_AWS_POOLS` (a JSON list) with `kind` `ecs`", EcsPool),
+    ("Each pool of `SHOAL_AWS_POOLS` with `kind` `batch`", BatchPool),
     ("A host's agent (also as flags: `--max-sandboxes 64`)", AgentSettings),
 )
 
 
-def _meanings(settings: type[BaseSettings]) -> dict[str, str]:
+def _meanings(settings: type[BaseModel]) -> dict[str, str]:
     """What each name means, from the class's `Attributes:` section; one line may be of several names."""
     text = inspect.cleandoc(settings.__doc__ or "").partition("Attributes:\n")[2]
     found: dict[str, str] = {}
@@ -50,12 +54,16 @@ def settings_page() -> str:
         "",
     ]
     for title, settings in SETTINGS:
-        prefix = settings.model_config.get("env_prefix", "")
+        prefix = str(settings.model_config.get("env_prefix", ""))
         lines += [f"## {title}", "", "| variable | default | meaning |", "|---|---|---|"]
         meanings = _meanings(settings)
         for name, field in settings.model_fields.items():
             default = "required" if field.is_required() else f"`{field.default}`"
-            if name == "pools":
+            if field.default == "":
+                default = "empty"
+            if name == "kind":
+                continue
+            if settings is ProvisionerSettings and name == "pools":
                 default = "one pool with the defaults below"
             lines.append(
                 f"| `{(prefix + name).upper() if prefix else name}` | {default} | {meanings[name]} |"
