@@ -148,11 +148,17 @@ def _lost(host: HostFacts, policy: Policy, now: datetime) -> LoseHost | None:
     starting = host.state is HostState.STARTING
     detail: str | None = None
     if host.instance is None and (now - host.created_at).total_seconds() > policy.host_start_s:
-        detail = "Its machine is gone."
+        detail = (
+            f"No machine came for it within {policy.host_start_s:g} s."
+            if starting
+            else "Its machine is gone."
+        )
     elif host.instance is not None and not host.instance.alive:
         detail = host.instance.detail or "Its machine has ended."
     elif starting and (now - host.created_at).total_seconds() > policy.host_start_s:
         detail = f"It did not register within {policy.host_start_s:g} s."
+        if host.instance is not None and host.instance.detail:
+            detail += f" {host.instance.detail}"
     elif not starting:
         since = host.heard_at or host.created_at
         silent = (now - since).total_seconds()

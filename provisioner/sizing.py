@@ -112,6 +112,9 @@ def size(
         if there < pool.min_hosts:
             sizing.start += pool.min_hosts - there
     _limit(sizing, pool, len(hosts), state, leaving, now)
+    if state.failures and need.asks and sizing.not_scaling is None:
+        # Others are on their way, and may fare no better: who waits should know.
+        sizing.not_scaling = f"Hosts do not come up: {state.last_failure}"
     return sizing
 
 

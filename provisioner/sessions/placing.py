@@ -249,18 +249,22 @@ class Placing:
         context = self._context
         session = found.session
         if not session.queue and session.state is SessionState.PENDING:
-            error = ShoalError(ErrorCode.NO_CAPACITY, "No host has room now, and the request does not queue.")
+            why = await records.not_scaling(context.store, session.pool)
+            said = "No host has room now, and the request does not queue." + (f" {why}" if why else "")
+            error = ShoalError(ErrorCode.NO_CAPACITY, said)
             return await self._ending.end(found, EndReason.FAILED, str(error), error=error.body().error)
         self.blocked.add(session.pool)
         new = replace(session, phase=phase, placer=None, placer_until=None)
         ops: list[Op] = [records.save(new, found.version), records.queue_entry(new)]
         if new.phase is not session.phase:
+            why = await records.not_scaling(context.store, session.pool)
             ops.append(
                 records.standing_event_op(
                     session,
                     context.clock.now(),
                     "session.waiting",
-                    f"No host of pool {session.pool} has room for it; it waits in the queue.",
+                    f"No host of pool {session.pool} has room for it; it waits in the queue."
+                    + (f" {why}" if why else ""),
                     resources=session.resources.model_dump(),
                 )
             )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from provisioner import keys, spread
 from provisioner.auth import Principal
 from provisioner.context import Context
+from provisioner.lifecycle import UNPLACED
 from provisioner.model import Session
 from provisioner.sessions import records
 from provisioner.sessions.views import tell
@@ -16,7 +17,7 @@ from provisioner.store.port import Page
 from shoal.contract import sessions as wire
 from shoal.contract.base import SessionId, whole_number
 from shoal.contract.errors import ShoalError, invalid
-from shoal.contract.states import SessionState
+from shoal.contract.states import Phase, SessionState
 
 _OVER = frozenset({SessionState.ENDING, SessionState.ENDED})
 #: How many entries one list call looks through, at the most, for its page; the cursor goes on from there.
@@ -67,6 +68,14 @@ class Queries:
     def tell(self, session: Session) -> wire.Session:
         """A session for the wire, with what its sandbox said last."""
         return tell(session, self._context.fleet.status(session.host, session.id, session.epoch))
+
+    async def told(self, session: Session) -> wire.Session:
+        """The same, with why no host is being added for one that waits for a host."""
+        found = self.tell(session)
+        if session.state in UNPLACED and session.phase is Phase.WAITING_FOR_HOST:
+            reason = await records.not_scaling(self._context.store, session.pool)
+            return found.model_copy(update={"waiting_for": reason})
+        return found
 
     async def page(
         self,

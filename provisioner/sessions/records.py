@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from provisioner import keys, quota
 from provisioner.auth import Principal
 from provisioner.lifecycle import LIVE, SESSION, move
-from provisioner.model import Assignment, Queued, Session, Source, dump, load, replace
+from provisioner.model import Assignment, PoolState, Queued, Session, Source, dump, load, replace
 from provisioner.placement import warm_key
 from provisioner.store.port import Absent, Delete, Key, Op, Put, Stored, Update, VersionIs
 from provisioner.store.steady import SteadyStore
@@ -53,6 +53,12 @@ async def read_own(store: SteadyStore, who: Principal, id: SessionId) -> Loaded:
     if found is None or found.session.tenant != who.tenant:
         raise ShoalError(ErrorCode.NOT_FOUND, f"No session {id}.")
     return found
+
+
+async def not_scaling(store: SteadyStore, pool: str) -> str | None:
+    """Why no host is being added to a pool, as the reconciler saw it last; None when nothing keeps it from it."""
+    stored = await store.get(keys.pool(pool))
+    return load(PoolState, stored.item).not_scaling if stored else None
 
 
 def disk(session: Session) -> Source:

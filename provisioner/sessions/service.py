@@ -92,7 +92,7 @@ class Sessions:
             session = await self._settled(session.id, left) or session
         if made.created and session.error is not None and session.error.code == ErrorCode.NO_CAPACITY:
             raise ShoalError.from_detail(session.error)
-        return Created(session=self._queries.tell(session), created=made.created)
+        return Created(session=await self._queries.told(session), created=made.created)
 
     async def create_many(
         self,
@@ -125,7 +125,7 @@ class Sessions:
         """
         first = (await records.read_own(self._context.store, who, id)).session
         if wait_s <= 0 or first.state is SessionState.ENDED:
-            return self._queries.tell(first)
+            return await self._queries.told(first)
         seen = (first.state, first.epoch, first.phase)
 
         async def read() -> Session:
@@ -134,7 +134,7 @@ class Sessions:
         session = await self._context.waiters.until(
             id, read, lambda now: (now.state, now.epoch, now.phase) != seen, wait_s
         )
-        return self._queries.tell(session)
+        return await self._queries.told(session)
 
     async def list(
         self,

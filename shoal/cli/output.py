@@ -152,12 +152,17 @@ def _plain(text: str) -> str:
 
 
 class Phases:
-    """Shows a session's state and phase while it is waited for."""
+    """Shows a session's state and phase while it is waited for; why no host comes is told for good, once."""
 
     def __init__(self, status: Any) -> None:
         self._status = status
+        self._told: set[str] = set()
 
     def __call__(self, session: Session) -> None:
+        why = session.waiting_for
+        if why and why not in self._told:
+            self._told.add(why)
+            stderr().print(f"session {session.id} waits for a host: {why}", highlight=False, markup=False)
         phase = f" · {session.phase.value.replace('_', ' ')}" if session.phase else ""
         if self._status is not None:
             self._status.update(f"session {session.id}: {session.state}{phase}")

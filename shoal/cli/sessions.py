@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import asking
-from shoal.cli.output import Json, emit, jsonable, phases, print_json, stdout, table, when
+from shoal.cli.output import Json, emit, jsonable, phases, print_json, stderr, stdout, table, when
 from shoal.contract.actions import ActionRecord
 from shoal.contract.sessions import Event, Session
 from shoal.contract.states import SessionState
@@ -150,16 +150,26 @@ def logs(
     """Show what happened to a session: waits, placements, restores, limits, its end."""
     with asking.connected() as shoal:
         box = asking.find(shoal, session, run)
-        seen = 0
+        seen, told = 0, ""
         while True:
             ended = follow and box.refresh().state is SessionState.ENDED
             events = box.events()
             for event in events[seen:]:
                 _print_event(event, json)
             seen = len(events)
+            told = _print_waiting(box.refresh(), told)
             if not follow or ended:
                 return
             time.sleep(1.0)
+
+
+def _print_waiting(info: Session, told: str) -> str:
+    """Why a session still waits, when that was not said already; answers what is said by now."""
+    why = info.waiting_for or ""
+    if why and why != told:
+        line = f"{info.id} waits for a host: {why}"
+        stderr().print(line, highlight=False, markup=False)
+    return why
 
 
 def _print_event(event: Event, as_json: bool) -> None:

@@ -172,12 +172,14 @@ class Direct(Answer):
 
 
 class Session(Answer):
-    """A session as the service tells it. `host` is opaque; `ready_at` is when it first ran."""
+    """A session as the service tells it. `host` is opaque; `ready_at` is when it first ran; `waiting_for`: why no host
+    comes for it, while it waits for one and that is known."""
 
     id: SessionId
     name: str | None = None
     state: SessionState
     phase: Phase | None = None
+    waiting_for: str | None = None
     epoch: int
     image: str | None = None
     snapshot: SnapshotId | None = None

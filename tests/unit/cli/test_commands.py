@@ -345,3 +345,19 @@ def test_every_command_is_documented(path: list[str]) -> None:
     """docs/cli.md names each command."""
     text = (Path(server.__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     assert f"`shoal {' '.join(path)}" in text
+
+
+def test_who_waits_for_a_host_is_told_why(service: FakeService) -> None:
+    """`shoal run` and `shoal logs` of a session that waits say why no host comes, once, and not on stdout."""
+    service.session(state="pending", phase="waiting_for_host", waiting_for="no capacity in any zone")
+    service.pending_reads = 100
+    service.fail("GET .*/events", lambda request, go: httpx.Response(200, json={"events": []}))
+    logs = run("logs", "ses_1")
+    assert logs.exit_code == 0, logs.output
+    assert "no capacity in any zone" in logs.stderr
+    assert logs.stdout == ""
+    service.pending_reads = 3
+    service._named = lambda body: service.sessions["ses_1"]  # type: ignore[method-assign]
+    ran = run("run", "code:1.0.0", "--", "true")
+    assert ran.stderr.count("no capacity in any zone") == 1
+    assert "no capacity" not in ran.stdout
