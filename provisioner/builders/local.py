@@ -19,10 +19,9 @@ from pydantic import ValidationError
 from provisioner.blobs import names
 from provisioner.blobs.port import CHUNK_BYTES, BlobError, BlobMissing, Blobs
 from provisioner.builders.port import Progress
-from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.errors import ErrorCode, ShoalError, invalid
 from shoal.contract.images import (
     ArchiveSource,
-    ImageConfig,
     ImageManifest,
     Layer,
     RecipeSource,
@@ -31,6 +30,8 @@ from shoal.contract.images import (
 
 _LOG_LINES = 60
 _PULLING = frozenset({"pull_failed", "no_mirror"})
+#: Reasons that the request itself is at fault for, whatever is tried again, and the field that says it.
+_INVALID = {"bad_reference": "source.ref"}
 _KILL_S = 10.0
 
 
@@ -179,6 +180,8 @@ class LocalBuilder:
         if code != 0:
             reason = str(said.get("reason", f"exit code {code}"))
             detail = str(said.get("detail", log[-1] if log else ""))
+            if reason in _INVALID:
+                raise invalid(_INVALID[reason], detail[:2000])
             pulling = ErrorCode.IMAGE_PULL_FAILED if reason in _PULLING else ErrorCode.IMAGE_BUILD_FAILED
             raise ShoalError(
                 pulling,
@@ -194,22 +197,10 @@ class LocalBuilder:
 
     async def _manifest(self, directory: Path) -> ImageManifest:
         try:
-            text = await asyncio.to_thread((directory / "image.json").read_text)
-            told = json.loads(text)
-            layers = [
-                Layer(
-                    **{name: layer.get(name) for name in ("digest", "diff_id", "size_bytes", "role", "name")}
-                )
-                for layer in told["layers"]
-            ]
-            config = {name: told.get("config", {}).get(name) for name in ("env", "workdir", "user")}
-            return ImageManifest(
-                architecture=told["architecture"],
-                layers=layers,
-                config=ImageConfig(**{name: value for name, value in config.items() if value is not None}),
-                provenance=told.get("provenance", {}),
-            )
-        except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+            # The builder writes the contract's manifest, and beside it what only it needs.
+            text = await asyncio.to_thread((directory / "image.json").read_bytes)
+            return ImageManifest.model_validate_json(text)
+        except (OSError, ValidationError) as error:
             raise ShoalError(
                 ErrorCode.IMAGE_BUILD_FAILED, f"{directory} holds no image.json that can be used: {error}."
             ) from error

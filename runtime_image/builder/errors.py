@@ -18,6 +18,8 @@ class BuildReason(StrEnum):
     """mmdebstrap could not fetch or install the packages, or a command of the recipe failed."""
     PULL_FAILED = "pull_failed"
     """The registry or the archive did not give the image."""
+    BAD_REFERENCE = "bad_reference"
+    """What was given is no image reference: no registry was asked."""
     BAD_EXCLUDE = "bad_exclude"
     """A glob of what to leave out names nothing, or leads out."""
     BAD_ARCHIVE = "bad_archive"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from enum import StrEnum
@@ -12,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from runtime_image.layers import PackedLayer
+from shoal.contract import images as wire
 
 MANIFEST_NAME = "image.json"
 _Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -84,14 +84,9 @@ class ImageManifest(_Model):
 
     @property
     def digest(self) -> str:
-        """Names the image: layers, defaults and architecture; neither its name nor its provenance."""
-        said = {
-            "format": self.format,
-            "architecture": self.architecture,
-            "layers": [[layer.digest, layer.role.value] for layer in self.layers],
-            "config": self.config.model_dump(mode="json"),
-        }
-        return "sha256:" + hashlib.sha256(canonical_json(said)).hexdigest()
+        """Names the image, here and in every service: layers, defaults and architecture; neither its name nor its
+        provenance."""
+        return wire.ImageManifest.model_validate_json(self.model_dump_json()).digest
 
     def save(self, directory: Path) -> Path:
         """Writes `image.json`, whole or not at all."""

@@ -36,6 +36,10 @@ MAX_LAYER_BYTES = 32 * 1024**3
 MAX_IMPORTED_LAYERS = 8
 
 _TRANSPORTS = ("docker://", "oci:", "oci-archive:", "docker-archive:", "dir:")
+#: How skopeo says that it did not even ask; what follows may say why.
+_NO_REFERENCE = re.compile(
+    r"Invalid source name .*?(?:invalid reference format(: [^\"]*)?|Invalid image name|$)", re.M
+)
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -54,7 +58,7 @@ def import_oci(
         name, tag: What the image is called here.
 
     Raises:
-        BuildError: `missing_tool`, `pull_failed` or `bad_archive`.
+        BuildError: `missing_tool`, `bad_reference`, `pull_failed` or `bad_archive`.
     """
     if shutil.which("skopeo") is None:
         raise BuildError(BuildReason.MISSING_TOOL, "skopeo is not installed: apt-get install skopeo")
@@ -72,6 +76,9 @@ def import_oci(
             check=False,
         )
         if done.returncode != 0:
+            if (wrong := _NO_REFERENCE.search(done.stderr)) is not None:
+                why = wrong[1] or ""
+                raise BuildError(BuildReason.BAD_REFERENCE, f"is no reference of an image{why}")
             raise BuildError(BuildReason.PULL_FAILED, f"{reference}: {done.stderr.strip()[-2000:]}")
         manifest = _from_layout(
             layout, scratch, out, name, tag, {"source": "oci", "reference": reference}, progress

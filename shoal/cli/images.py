@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from shoal.cli import asking
-from shoal.cli.output import Json, emit, print_json, size, stderr, table
-from shoal.contract.images import Image
+from shoal.cli.output import Fail, Json, emit, print_json, size, stderr, table
+from shoal.contract.images import Image, ImageManifest
 from shoal.contract.states import ImageState
 
 app = typer.Typer(help="Build, add, list and remove images.", no_args_is_help=True, rich_markup_mode=None)
@@ -103,6 +104,70 @@ def add(
         made = {"ref": source}
     options = {"env": asking.pairs(env, "--env"), "workdir": workdir, "user": user}
     _put(name, made, wait, json, workspace=workspace, toolkits=toolkit, **options)
+
+
+@app.command("push")
+def push(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR|ARCHIVE",
+            exists=True,
+            help="What the builder wrote here (image.json and its layers), or a tar of it.",
+        ),
+    ],
+    name: Name,
+    workspace: Workspace = None,
+    toolkit: Toolkits = None,
+    env: asking.Env = None,
+    workdir: Workdir = None,
+    user: User = None,
+    wait: Wait = True,
+    json: Json = False,
+) -> None:
+    """Send a built image to the service: layers that are not there yet, then the image."""
+    options: dict[str, Any] = {
+        "workspace": workspace,
+        "toolkits": toolkit,
+        "env": asking.pairs(env, "--env"),
+        "workdir": workdir,
+        "user": user,
+        "wait": wait,
+    }
+    console = stderr()
+    try:
+        with asking.connected() as shoal:
+            if json or not console.is_terminal:
+                image = shoal.images.push(name, source, **options)
+            else:
+                columns = (
+                    TextColumn("{task.description}"),
+                    BarColumn(),
+                    DownloadColumn(),
+                    TransferSpeedColumn(),
+                )
+                with Progress(*columns, console=console) as progress:
+                    tasks: dict[str, TaskID] = {}
+                    sizes = _layer_sizes(source)
+
+                    def sent(digest: str, count: int) -> None:
+                        if digest not in tasks:
+                            tasks[digest] = progress.add_task(digest[7:19], total=sizes.get(digest))
+                        progress.advance(tasks[digest], count)
+
+                    image = shoal.images.push(name, source, progress=sent, **options)
+    except ValueError as error:
+        raise Fail(str(error)) from error
+    emit(image, f"{image.name}:{image.tag}  {image.state}  {image.digest or ''}", as_json=json)
+
+
+def _layer_sizes(source: Path) -> dict[str, int]:
+    """Of a directory's layers by digest; an archive's are not known before it is read."""
+    try:
+        manifest = ImageManifest.model_validate_json((source / "image.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return {layer.digest: layer.size_bytes for layer in manifest.layers}
 
 
 @app.command("list")

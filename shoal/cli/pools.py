@@ -8,7 +8,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shoal.cli import asking
-from shoal.cli.output import Json, emit, print_json, stderr, table, when
+from shoal.cli.output import Fail, Json, emit, explain, print_json, stderr, table, when
 from shoal.contract.pools import Prepared
 
 app = typer.Typer(
@@ -109,5 +109,10 @@ def release(
 ) -> None:
     """Give back what a prepare holds."""
     with asking.connected() as shoal:
+        # The service takes any release, so that one can be repeated; a person has mistyped.
+        known = any(found.id == prepare_id for found in shoal.pools.prepares(pool))
         shoal.pools.release(prepare_id, pool)
+    if not known:
+        explain(Fail(f"pool {pool} has no prepare {prepare_id}; `shoal pool prepares` shows those there are"))
+        raise typer.Exit(1)
     emit({"id": prepare_id}, prepare_id, as_json=json)

@@ -13,7 +13,8 @@ from shoal.client.client_core import ClientCore
 from shoal.client.effects import Op
 from shoal.client.options import ResourcesLike
 from shoal.client.platform_core import ImagesCore, PoolsCore, SnapshotsCore
-from shoal.contract.images import Image
+from shoal.client.pushing import AT_ONCE, Progress, built_image
+from shoal.contract.images import Image, Layer, LayerUpload
 from shoal.contract.pools import Pool, Prepared
 from shoal.contract.snapshots import Snapshot
 
@@ -76,6 +77,51 @@ class AsyncImages:
             "exclude": list(exclude),
         }
         return await self.put(name, source, wait=wait, timeout_s=timeout_s, **options)
+
+    async def push(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> Image:
+        """Sends an image that the builder wrote (its directory, or a tar of it) to the service, and registers it.
+
+        Layers that are there already are not sent; the others go in parallel, straight to the blob store where the
+        service has one of its own. The service sees that each is what its digest says before the image counts.
+
+        Args:
+            progress: Called with a layer's digest and how many more of its bytes were sent; negative when a layer
+                begins anew.
+            options: As `build`.
+
+        Raises:
+            OSError, ValueError: What is at `path` cannot be read, or is no such image.
+        """
+        making = built_image(path)
+        image = await asyncio.to_thread(making.__enter__)
+        try:
+            missing = image.missing(await self._run(self._core.layers(image.manifest)))
+            turns = asyncio.Semaphore(AT_ONCE)
+
+            async def send(layer: Layer, upload: LayerUpload) -> None:
+                async with turns:
+                    await self._run(self._core.send_layer(image, layer, upload, progress))
+
+            sending = [asyncio.ensure_future(send(layer, upload)) for layer, upload in missing]
+            try:
+                await asyncio.gather(*sending)
+            finally:
+                for task in sending:
+                    task.cancel()
+                await asyncio.gather(*sending, return_exceptions=True)
+            source = {"manifest": image.manifest.model_dump(mode="json")}
+            return await self.put(name, source, wait=wait, timeout_s=timeout_s, **options)
+        finally:
+            await asyncio.to_thread(making.__exit__, None, None, None)
 
     async def put(
         self,

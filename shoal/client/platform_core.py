@@ -9,8 +9,20 @@ from shoal.client import building
 from shoal.client.client_core import ClientCore
 from shoal.client.effects import Op, Send
 from shoal.client.errors import from_detail
+from shoal.client.places import put_at
+from shoal.client.pushing import BuiltImage, Progress
 from shoal.client.retry import call
-from shoal.contract.images import Image, ImagePage, ImagePut
+from shoal.contract.images import (
+    Image,
+    ImageManifest,
+    ImagePage,
+    ImagePut,
+    Layer,
+    LayerAsked,
+    LayersAsked,
+    LayerUpload,
+    LayerUploads,
+)
 from shoal.contract.pools import Pool, PoolPage, Prepare, Prepared, PreparedPage
 from shoal.contract.snapshots import Snapshot, SnapshotPage
 from shoal.contract.states import ImageState, SnapshotState
@@ -72,6 +84,26 @@ class ImagesCore:
         if wait and image.error is not None:
             raise from_detail(image.error)
         return image
+
+    def layers(self, manifest: ImageManifest) -> Op[list[LayerUpload]]:
+        """Which layers of an image are still to be sent, and where to."""
+        unique = {layer.digest: layer.size_bytes for layer in manifest.layers}
+        asked = LayersAsked(layers=[LayerAsked(digest=one, size_bytes=unique[one]) for one in unique])
+        send = Send(
+            method="POST",
+            path="/v1/layers",
+            content=building.body(asked),
+            headers=building.json_headers(),
+        )
+        return building.parsed(LayerUploads, (yield from call(self._core.context, send))).layers
+
+    def send_layer(
+        self, image: BuiltImage, layer: Layer, upload: LayerUpload, progress: Progress | None
+    ) -> Op[None]:
+        """Sends one layer to where it goes."""
+        if upload.put is not None:
+            send = put_at(upload.put, image.chunks(layer, progress), layer.size_bytes)
+            yield from call(self._core.context, send)
 
     def get(self, name: str, *, wait_s: float = 0.0) -> Op[Image]:
         """One image."""

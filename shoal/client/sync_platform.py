@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -12,6 +13,7 @@ from shoal.client.client_core import ClientCore
 from shoal.client.effects import Op
 from shoal.client.options import ResourcesLike
 from shoal.client.platform_core import ImagesCore, PoolsCore, SnapshotsCore
+from shoal.client.pushing import AT_ONCE, Progress, built_image
 from shoal.contract.images import Image
 from shoal.contract.pools import Pool, Prepared
 from shoal.contract.snapshots import Snapshot
@@ -75,6 +77,45 @@ class Images:
             "exclude": list(exclude),
         }
         return self.put(name, source, wait=wait, timeout_s=timeout_s, **options)
+
+    def push(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> Image:
+        """Sends an image that the builder wrote (its directory, or a tar of it) to the service, and registers it.
+
+        Layers that are there already are not sent; the others go in parallel, straight to the blob store where the
+        service has one of its own. The service sees that each is what its digest says before the image counts.
+
+        Args:
+            progress: Called with a layer's digest and how many more of its bytes were sent; negative when a layer
+                begins anew.
+            options: As `build`.
+
+        Raises:
+            OSError, ValueError: What is at `path` cannot be read, or is no such image.
+        """
+        with built_image(path) as image:
+            missing = image.missing(self._run(self._core.layers(image.manifest)))
+            with ThreadPoolExecutor(max_workers=AT_ONCE) as threads:
+                sending = [
+                    threads.submit(self._run, self._core.send_layer(image, layer, upload, progress))
+                    for layer, upload in missing
+                ]
+                try:
+                    for sent in as_completed(sending):
+                        sent.result()
+                except BaseException:
+                    threads.shutdown(wait=False, cancel_futures=True)
+                    raise
+            source = {"manifest": image.manifest.model_dump(mode="json")}
+            return self.put(name, source, wait=wait, timeout_s=timeout_s, **options)
 
     def put(
         self,

@@ -1,7 +1,8 @@
 """Files and directories between here and a session: checksummed, any size, constant memory.
 
-What is larger than the service's entrance carries goes by its blob store (`shoal.contract.transfers`). A directory travels as a tar. What a sandbox sends is not trusted: it is unpacked below the destination only, links
-last, so that nothing is ever written through a link that came with it.
+What is larger than the service's entrance carries goes by its blob store (`shoal.contract.transfers`). A directory
+travels as a tar. What a sandbox sends is not trusted: it is unpacked below the destination only, links last, so that
+nothing is ever written through a link that came with it.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from typing import IO, Any, BinaryIO
 from shoal.client import building
 from shoal.client.effects import Op, Reply, Send
 from shoal.client.errors import ServiceError, of_code
+from shoal.client.places import CHUNK_BYTES, at, put_at
 from shoal.client.retry import call
 from shoal.client.session_core import SessionCore
 from shoal.contract.base import MAX_WAIT_S
 from shoal.contract.errors import ErrorCode
-from shoal.contract.transfers import MAX_TRANSFER_BYTES, Transfer, TransferCreate, UploadUrl
+from shoal.contract.transfers import MAX_TRANSFER_BYTES, Transfer, TransferCreate
 
-CHUNK_BYTES = 1_048_576
 #: Tars up to this size stay in memory while they are sent.
 SPOOL_BYTES = 32 * 1_048_576
 #: Of larger uploads the service is asked first whether its entrance carries them.
@@ -164,24 +165,6 @@ def _put_beside(core: SessionCore, upload: Upload, send: Send, announced: Transf
             return reply
 
 
-def put_at(place: UploadUrl, chunks: Callable[[], Iterator[bytes]], size_bytes: int) -> Send:
-    """A PUT of bytes where the service says."""
-    return replace(
-        _at(place.url, ""),
-        method="PUT",
-        headers={"content-length": str(size_bytes), **place.headers},
-        source=chunks,
-        wait_s=60.0,
-    )
-
-
-def _at(url: str, came_from: str) -> Send:
-    """A GET of a URL that the service told: its own (below its root, or beside where it was told), or a foreign one."""
-    if "://" in url:
-        return Send(method="GET", path=url, foreign=True)
-    return Send(method="GET", path=url if url.startswith("/") else f"{came_from.rpartition('/')[0]}/{url}")
-
-
 def _refused_as_os_error(op: Op[Reply]) -> Op[Reply]:
     """What the sandbox's system refused, as Python says it: FileNotFoundError, PermissionError ..."""
     try:
@@ -250,7 +233,7 @@ def get(core: SessionCore, path: str, sink: StreamSink) -> Op[Reply]:
     told: dict[str, str] = {}
     while reply.status == 303:
         told |= {name: value for name, value in reply.headers.items() if name.startswith("x-shoal-")}
-        there = replace(_at(reply.headers["location"], send.path), sink=sink, wait_s=60.0)
+        there = replace(at(reply.headers["location"], send.path), sink=sink, wait_s=60.0)
         reply = yield from _refused_as_os_error(call(core.client.context, there))
     sink.finish(told)
     return reply

@@ -45,8 +45,9 @@ def test_files_of_any_size_go_both_ways(shoal: Shoal, tmp_path: Path) -> None:
             assert box.read_bytes("/data/file") == data
             box.download("/data/file", tmp_path / "file")
             assert (tmp_path / "file").read_bytes() == data
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(FileNotFoundError) as missing:
             box.read_bytes("/data/none")
+        assert str(missing.value).count("/data/none") == 1
         box.exec("echo > /data/is-a-file")
         with pytest.raises(OSError, match="is-a-file"):
             box.upload(os.urandom(5_000_000), "/data/is-a-file/below")

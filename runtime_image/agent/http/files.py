@@ -230,8 +230,10 @@ def _mode(request: Request) -> int | None:
 def file_refused(path: str, error: FileError) -> ShoalError:
     """What the sandbox's system said about a file, as the answer to a transfer, which has no observation."""
     code = ErrorCode.NOT_FOUND if error.errno_name == "ENOENT" else ErrorCode.CONFLICT
+    # The sandbox names the file it failed at: not always the one that was asked for, and not twice if it is.
+    message = error.message.removesuffix(f": {path}")
     return ShoalError(
         code,
-        f"{path}: {error.message}",
-        details={"errno": error.errno_name, "path": path, "message": error.message},
+        f"{path}: {message}",
+        details={"errno": error.errno_name, "path": path, "message": message},
     )

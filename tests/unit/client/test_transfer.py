@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import tarfile
 from collections.abc import Callable
@@ -15,8 +16,8 @@ import pytest
 from shoal import AsyncShoal, RetryPolicy, Shoal
 from shoal.client import errors
 from shoal.client.transfer import CHECKSUM_HEADER, TAR, unpack
-from shoal.contract.errors import ErrorCode
-from tests.unit.client.fake_service import FakeService, error, lose
+from shoal.contract.errors import ErrorCode, ShoalError
+from tests.unit.client.fake_service import NOW, FakeService, error, lose
 
 QUICK = RetryPolicy(retry_for_s=2.0, base_s=0.001, cap_s=0.01)
 
@@ -186,3 +187,106 @@ async def test_the_async_client_streams_too(service: FakeService, tmp_path: Path
         await box.upload(tmp_path / "a", "/w/a")
         await box.download("/w/a", tmp_path / "b")
         assert await box.read_bytes("/w/a") == (tmp_path / "b").read_bytes() == b"\x00" * 2_500_000
+
+
+class Beside:
+    """The service behind an entrance that carries little, and its blob store at another address."""
+
+    def __init__(self, service: FakeService, *, limit_bytes: int, announces: bool = True) -> None:
+        self._service = service
+        self._limit = limit_bytes
+        self._announces = announces
+        self.objects: dict[str, bytes] = {}
+        self.seen: list[tuple[str, str, bool]] = []
+        self.polls = 2
+        self.transport = httpx.MockTransport(self.answer)
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        url = request.url
+        self.seen.append((request.method, url.host, "authorization" in request.headers))
+        if url.host == "blobs.example.org":
+            if request.method == "PUT":
+                assert request.headers["x-bound"] == "to this"
+                self.objects[url.path] = request.content
+                return httpx.Response(200)
+            return httpx.Response(200, content=self.objects[url.path])
+        if url.path == "/v1/transfers" and self._announces:
+            asked = json.loads(request.content)
+            put = {"url": "https://blobs.example.org/in?signed", "headers": {"x-bound": "to this"}}
+            made = {"id": "trf_1", "put": {**put, "expires_at": NOW}, "expires_at": NOW, **asked}
+            return httpx.Response(201, json=made)
+        if url.path.endswith("/files"):
+            return self._files(request)
+        return self._service.transport.handle_request(request)
+
+    def _files(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.params["path"]
+        if request.method == "PUT":
+            if "transfer" in request.url.params:
+                self.polls -= 1
+                if self.polls:
+                    return httpx.Response(202, json={"status": "running"})
+                self._service.files[path] = self.objects["/in"]
+                return httpx.Response(200, json={})
+            if len(request.content) > self._limit:
+                return httpx.Response(413, text="<html>Request Too Long</html>")
+            self._service.files[path] = request.content
+            return httpx.Response(200, json={})
+        content = self._service.files[path]
+        if len(content) <= self._limit:
+            return httpx.Response(200, content=content)
+        self.objects["/out"] = content
+        if "transfer" not in request.url.params:
+            return httpx.Response(303, headers={"location": f"files?path={path}&transfer=trf_2"})
+        told = {"x-shoal-kind": "file", "x-shoal-sha256": hashlib.sha256(content).hexdigest()}
+        return httpx.Response(303, headers={"location": "https://blobs.example.org/out?signed", **told})
+
+
+@pytest.mark.parametrize("size", [100, 50_000, 5_000_000])
+def test_what_the_entrance_does_not_carry_goes_beside_it(service: FakeService, size: int) -> None:
+    """Announced, or refused by some gateway first: it arrives, comes back, and the key goes to nobody else."""
+    beside = Beside(service, limit_bytes=10_000)
+    data = os.urandom(size)
+    with Shoal("http://127.0.0.1:1", "key", transport=beside.transport, policy=QUICK) as shoal:
+        box = shoal.session("code:1")
+        box.upload(data, "/w/a")
+        assert service.files["/w/a"] == data
+        assert box.read_bytes("/w/a") == data
+    assert ("/in" in beside.objects) == ("/out" in beside.objects) == (size > 10_000)
+    assert {(host, keyed) for _, host, keyed in beside.seen} <= {
+        ("127.0.0.1", True),
+        ("blobs.example.org", False),
+    }
+
+
+def test_a_damaged_download_from_beside_is_found(service: FakeService) -> None:
+    """The sum that the service told with the redirect holds for the bytes of the blob store."""
+    beside = Beside(service, limit_bytes=10)
+    service.files["/w/a"] = b"what it should be"
+    real = beside.answer
+
+    def damaged(request: httpx.Request) -> httpx.Response:
+        answer = real(request)
+        if request.url.host == "blobs.example.org":
+            return httpx.Response(200, content=b"what it is instead")
+        return answer
+
+    transport = httpx.MockTransport(damaged)
+    with Shoal("http://127.0.0.1:1", "key", transport=transport, policy=QUICK) as shoal:
+        box = shoal.session("code:1")
+        with pytest.raises(ShoalError, match="checksum"):
+            box.read_bytes("/w/a")
+
+
+def test_a_service_without_transfers_is_told_as_it_refuses(service: FakeService) -> None:
+    """An older service, or one that carries any size: the file itself is sent, and what it says stands."""
+    beside = Beside(service, limit_bytes=10_000_000, announces=False)
+    data = os.urandom(5_000_000)
+    with Shoal("http://127.0.0.1:1", "key", transport=beside.transport, policy=QUICK) as shoal:
+        box = shoal.session("code:1")
+        box.upload(data, "/w/a")
+        assert service.files["/w/a"] == data
+        with pytest.raises(ShoalError) as refused:
+            box.upload(data * 3, "/w/b")
+        assert refused.value.code is ErrorCode.PAYLOAD_TOO_LARGE
