@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -10,13 +11,14 @@ import pytest
 from provisioner import keys, roster
 from provisioner.capacity.port import CapacityUnavailable, NoMoreHosts
 from provisioner.join_tokens import JoinTokens
-from provisioner.model import PoolState, load
+from provisioner.model import PoolState, dump, load
 from provisioner.store.fake import FakeStore
+from provisioner.store.port import Put
 from shoal.contract.base import HostId
 from shoal.contract.errors import ErrorCode, ShoalError
-from shoal.contract.states import HostState
+from shoal.contract.states import HostState, SessionState
 from tests.unit.provisioner.test_hosts import register
-from tests.unit.provisioner.world import World
+from tests.unit.provisioner.world import WHO, World
 
 
 @pytest.fixture
@@ -94,3 +96,58 @@ async def test_replicas_make_the_same_tokens() -> None:
     assert await JoinTokens(store).token(HostId("hst_2")) != made[0].replace("hst_1", "hst_2")
     assert await JoinTokens(FakeStore()).token(HostId("hst_1")) != made[0]
     assert made[0] not in repr(store.dump())
+
+
+async def test_who_waits_hears_why_no_host_comes(world: World) -> None:
+    """A session that waits is told with why no host comes, also while another try is under way, until one came."""
+    id = await world.create(wait_s=0)
+    assert (await world.services.sessions.get(WHO, id)).waiting_for is None
+    world.capacity.fail_call(2, NoMoreHosts("InsufficientInstanceCapacity in all zones"))
+    await world.services.reconciler.tick()
+    world.clock.tick(1)
+    await world.services.reconciler.tick()
+    session = await world.services.sessions.get(WHO, id)
+    assert session.state is SessionState.PENDING
+    assert "InsufficientInstanceCapacity" in (session.waiting_for or "")
+    world.clock.tick(10)
+    await world.services.reconciler.tick()
+    assert await starting(world)
+    await world.services.reconciler.tick()
+    assert "InsufficientInstanceCapacity" in ((await world.services.sessions.get(WHO, id)).waiting_for or "")
+    await world.tick()
+    await world.services.pump.drain()
+    session = await world.services.sessions.get(WHO, id)
+    assert session.state is SessionState.RUNNING
+    assert session.waiting_for is None
+
+
+async def test_who_does_not_wait_hears_why_no_host_comes(world: World) -> None:
+    """A request that does not queue is refused with the pool's reason, and the event of one that does names it."""
+    state = PoolState(name="default", not_scaling="Hosts do not come up: no capacity in any zone.")
+    await world.store.transact([Put(key=keys.pool("default"), item=dump(state))])
+    with pytest.raises(ShoalError, match="no capacity in any zone") as raised:
+        await world.create(queue=False)
+    assert raised.value.code is ErrorCode.NO_CAPACITY
+    id = await world.create(wait_s=0)
+    (waiting,) = [
+        event
+        for event in (await world.services.sessions.events(WHO, id)).events
+        if event.kind == "session.waiting"
+    ]
+    assert "no capacity in any zone" in waiting.message
+
+
+async def test_a_host_that_never_registers_is_told(world: World) -> None:
+    """A host whose agent does not come up in time is given up, and whoever waits hears what its driver says of it."""
+    id = await world.create(wait_s=0)
+    await world.services.reconciler.tick()
+    (host,) = await starting(world)
+    world.capacity._instances[f"i-{host}"] = replace(
+        world.capacity._instances[f"i-{host}"], detail="Its job is RUNNABLE: no capacity."
+    )
+    world.clock.tick(world.settings.host_start_s + 1)
+    await world.services.reconciler.tick()
+    await world.services.reconciler.tick()
+    why = (await world.services.sessions.get(WHO, id)).waiting_for or ""
+    assert "did not register within" in why
+    assert "RUNNABLE" in why
