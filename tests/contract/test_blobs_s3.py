@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import os
 import resource
 import urllib.parse
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,13 @@ from provisioner.blobs.port import BlobCorrupt, BlobError, BlobExists, BlobUnava
 from provisioner.blobs.s3 import S3Blobs
 from provisioner.clock import ManualClock
 from runtime_image.agent.transfer import TransferError, UrlTransfer
+from shoal.client.config import ClientConfig
+from shoal.client.places import at, put_at
+from shoal.client.pools import AsyncPool
+from shoal.client.transfer import StreamSink
 from shoal.contract.base import SessionId
 from shoal.contract.host import Url
+from shoal.contract.transfers import UploadUrl
 from tests.contract.hostile_s3 import HastyClock, HostileS3, refusal
 from tests.emulators import aws_clients, fresh_name
 
@@ -358,3 +365,36 @@ async def test_a_large_object_takes_little_memory(blobs: S3Blobs) -> None:
     assert size == 1 << 30
     grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert grown_mib < 96
+
+
+async def test_the_sdk_puts_and_reads_at_signed_urls(
+    clients: AwsClients, bucket: str, ministack: str, tmp_path: Path
+) -> None:
+    """What a trainer's client sends is what was signed: size, sum, no key of the service; other bytes are refused."""
+    blobs = S3Blobs(clients, bucket)
+    data = os.urandom(3_000_000)
+    place = await blobs.presign(
+        "put", "transfers/ab/trf_1", sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data)
+    )
+    upload = UploadUrl(url=place.url, headers=place.headers, expires_at=datetime.now(UTC))
+    pool = AsyncPool(ClientConfig(url="http://127.0.0.1:1", api_key="shk_secret"))
+    refused = await pool.send(put_at(upload, lambda: iter([data[::-1]]), len(data)))
+    assert (refused.status, b"BadDigest" in refused.content) == (400, True)
+    unsized = {name: value for name, value in place.headers.items() if name != "content-length"}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.put(place.url, data=io.BytesIO(data[1:]), headers=unsized) as shorter,
+    ):
+        assert shorter.status == 403, "another length is not what was signed"
+    assert await blobs.head("transfers/ab/trf_1") is None
+    assert (await pool.send(put_at(upload, lambda: iter([data]), len(data)))).status == 200
+    info = await blobs.head("transfers/ab/trf_1")
+    assert info is not None
+    assert info.sha256 == hashlib.sha256(data).hexdigest()
+    with (tmp_path / "into").open("w+b") as file:
+        sink = StreamSink(file)
+        get = await blobs.presign("get", "transfers/ab/trf_1")
+        assert (await pool.send(replace(at(get.url, ""), sink=sink))).status == 200
+        sink.finish({"x-shoal-sha256": info.sha256})
+    assert (tmp_path / "into").read_bytes() == data
+    await pool.close()
