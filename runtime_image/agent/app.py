@@ -23,7 +23,7 @@ from runtime_image.agent.ending import Ender
 from runtime_image.agent.events import Events
 from runtime_image.agent.guest_runtime import build_guest_runtime
 from runtime_image.agent.heartbeat import Heart, Reporter
-from runtime_image.agent.holder import HolderClient
+from runtime_image.agent.holder import HolderClient, HolderError
 from runtime_image.agent.host_runtime import runtime_settings
 from runtime_image.agent.http.actions import ActionRoutes
 from runtime_image.agent.http.app import create_app
@@ -51,6 +51,7 @@ from runtime_image.agent.transfer import UrlTransfer
 from runtime_image.agent.warm import WarmPool
 from runtime_image.layers import LayerCache
 from shoal.contract.base import HostId, new_id
+from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.states import EndReason
 
 _log = structlog.get_logger()
@@ -75,6 +76,7 @@ class Agent:
         self._settings = settings
         self._stop = asyncio.Event()
         self._leave = False
+        self._orphaned = False
 
     def stop(self, *, leave: bool = False) -> None:
         """End everything and let `run` return. `leave`: by order of the control plane, which is told."""
@@ -85,7 +87,8 @@ class Agent:
         """Be a host until told to stop, by SIGTERM, SIGINT or the control plane; then nothing of it is left.
 
         Raises:
-            ShoalError: The control plane does not take this host.
+            ShoalError: The control plane does not take this host, or has been silent for `orphan_s`; its holder ends
+                with it then.
             SandboxRuntimeError: This machine cannot run sandboxes, or another agent uses the home.
         """
         settings = self._settings
@@ -94,7 +97,12 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         async with AsyncExitStack() as stack:
-            await self._run(stack)
+            try:
+                await self._run(stack)
+            except ShoalError:
+                # Nobody takes this host: an agent that its holder starts again would fare no better.
+                _let_holder_end(settings)
+                raise
 
     async def _run(self, stack: AsyncExitStack) -> None:
         settings, clock = self._settings, SystemClock()
@@ -266,7 +274,7 @@ class Agent:
         try:
             registering = asyncio.create_task(heart.register())
             stopping = asyncio.create_task(self._stop.wait())
-            tasks += [registering, stopping]
+            tasks += [registering, stopping, asyncio.create_task(self._end_when_orphaned(heart))]
             await asyncio.wait({registering, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if registering.done():
                 registering.result()
@@ -291,6 +299,16 @@ class Agent:
             for task in tasks[1:]:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if self._orphaned:
+            raise ShoalError(
+                ErrorCode.UNAVAILABLE, f"no control plane has answered for {settings.orphan_s:g} s"
+            )
+
+    async def _end_when_orphaned(self, heart: Heart) -> None:
+        if self._settings.orphan_s is not None:
+            await heart.silence(self._settings.orphan_s)
+            self._orphaned = True
+            self.stop()
 
     async def _take_down(
         self,
@@ -328,6 +346,13 @@ async def _serve(server: _Server, listener: socket.socket, heart: Heart) -> None
     if heart.host:
         await heart.first_beat(_FIRST_BEAT_S)
     await server.serve(sockets=[listener])
+
+
+def _let_holder_end(settings: AgentSettings) -> None:
+    """The holder is to end with this agent, rather than to start another."""
+    if settings.holder is not None:
+        with contextlib.suppress(HolderError), HolderClient(settings.holder) as holder:
+            holder.shutdown()
 
 
 def _descriptors(settings: AgentSettings) -> DescriptorStore:

@@ -74,6 +74,7 @@ class Heart:
         self._registered: Registered | None = None
         #: Nothing is acknowledged to this process yet, whatever was to the one before.
         self._acked_at = -math.inf
+        self._born_at = clock.monotonic()
         service.fenced = True
         self._lease_s = 30.0
         self._interval_s = 1.0
@@ -210,6 +211,16 @@ class Heart:
         while True:
             await asyncio.sleep(min(1.0, self._lease_s / 4))
             await self._fence_when_due()
+
+    async def silence(self, seconds: float) -> None:
+        """Return once the control plane has taken no notice of this host for so long; before it ever did, since this
+        agent began."""
+        while True:
+            silent_s = self._clock.monotonic() - max(self._acked_at, self._born_at)
+            if silent_s >= seconds:
+                _log.error("host.orphaned", silent_s=round(silent_s, 1))
+                return
+            await asyncio.sleep(seconds - silent_s)
 
     async def _fence_when_due(self) -> None:
         if self._service.fenced or self._clock.monotonic() - self._acked_at < self._lease_s:

@@ -33,6 +33,9 @@ class AgentSettings(BaseSettings):
         disk_floor_mib: With less free disk than this new sandboxes are refused, whatever is reserved.
         start_concurrency: Cold starts at once, for sessions.
         warm_concurrency: Cold starts at once, to refill the warm pool.
+        orphan_s: Seconds without any answer of the control plane, or without ever having registered, after which the
+            agent ends its sandboxes and itself, so that no machine runs for nobody; None is never. Longer than any
+            outage of the control plane that sandboxes, frozen by then, are to survive.
         usage_interval_s: How long one usage record is at the most.
         flush_grace_s: How long a SIGTERM waits for the journals to reach the blob store.
     """
@@ -62,6 +65,7 @@ class AgentSettings(BaseSettings):
     disk_floor_mib: int = Field(default=2048, ge=0)
     start_concurrency: int = Field(default=4, ge=1)
     warm_concurrency: int = Field(default=1, ge=1)
+    orphan_s: float | None = Field(default=None, gt=0)
     usage_interval_s: float = Field(default=60.0, gt=0)
     flush_grace_s: float = Field(default=20.0, ge=0)
 

@@ -30,6 +30,8 @@ PORT = 8701
 YOUNG_S = 120.0
 #: Journals that no control plane has asked for are kept this long, seconds.
 KEPT_S = 86_400.0
+#: How long an agent stays without hearing of its control plane: a machine of the cloud costs as long as it runs.
+ORPHAN_S = 1800.0
 _WILDCARDS = ("0.0.0.0", "[::]")
 
 
@@ -56,6 +58,7 @@ def agent_environment(
     told.setdefault("SHOAL_AGENT_LAYERS_DIR", str(state / "layers"))
     told.setdefault("SHOAL_AGENT_GUEST_DIR", str(state / "guest"))
     listen = told.setdefault("SHOAL_AGENT_LISTEN", f"0.0.0.0:{PORT}")
+    told.setdefault("SHOAL_AGENT_ORPHAN_S", f"{ORPHAN_S:g}")
     where, _, port = listen.rpartition(":")
     if where in _WILDCARDS and "SHOAL_AGENT_ADVERTISE" not in told:
         told["SHOAL_AGENT_ADVERTISE"] = f"http://{address()}:{port}"

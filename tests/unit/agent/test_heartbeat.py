@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -222,3 +223,19 @@ def test_settings_refuse_what_they_do_not_know(tmp_path: Path, monkeypatch: pyte
     for wrong in (["--nonsense", "1"], ["--max-sandboxes", "0"]):
         with pytest.raises((SystemExit, ValueError)):
             read_settings(["--control-url", "http://x", "--home", str(tmp_path), *wrong])
+
+
+async def test_silence_counts_from_the_last_word(beating: Beating) -> None:
+    """A host is alone once nobody took notice of it for so long; every acknowledged beat begins that time anew."""
+    host = beating.host
+    waiting = asyncio.create_task(beating.heart.silence(0.05))
+    await beating.heart.beat()
+    host.clock.advance(0.04)
+    await beating.heart.beat()
+    host.clock.advance(0.04)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    host.control.down = True
+    host.clock.advance(0.05)
+    await beating.heart.beat()
+    await asyncio.wait_for(waiting, 10)
