@@ -128,6 +128,8 @@ class Passages:
             task.add_done_callback(hosted.tasks.discard)
             task.add_done_callback(lambda done: self._ended(key, done))
         await asyncio.wait({task}, timeout=wait_s)
+        if task.cancelled():
+            raise hosted.refusal()
         return task.result() if task.done() else None
 
     def _ended(self, key: tuple[str, ...], task: asyncio.Task[Any]) -> None:
