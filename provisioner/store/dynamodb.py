@@ -1,8 +1,9 @@
 """The store on AWS: one DynamoDB table, read consistently by key and by partition; no index, no scan.
 
 Every write is a `TransactWriteItems` under a token, also a single one: only that call is idempotent, so a lost answer
-can be asked for again without writing twice. Nothing is repeated here, nor by the SDK: `SteadyStore` above does that,
-and knows the token. Slowing down is done here (`dynamodb_pace.py`), and counted.
+can be asked for again without writing twice. No operation is repeated here, nor by the SDK: `SteadyStore` above does
+that, and knows the token; only in the midst of a read of several calls is one repeated, to keep what was read already.
+Slowing down is done here (`dynamodb_pace.py`), and counted.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ from provisioner.store.rules import check_ops, check_query, check_sizes, encode
 
 #: Keys of one BatchGetItem (API reference, read 2026-11).
 _BATCH = 100
-#: Batches in a row that bring nothing until that is a throttle, and the pause after the first of them, in seconds.
-_EMPTY_BATCHES = 4
-_BATCH_PAUSE_S = 0.02
+#: Times that a part of a larger read is asked for before the whole fails, and the pause after the first, in seconds
+#: (each next one is twice as long, times a draw between a half and one).
+_TRIES = 4
+_PAUSE_S = 0.02
 
 
 @dataclass(kw_only=True)
@@ -58,6 +60,7 @@ class StoreCounters:
         read_units, write_units: Request units, as DynamoDB reports them; refused calls are billed but not reported.
         throttled, conflicts, refused, unavailable: Calls that ended so (`refused`: a condition did not hold).
         unprocessed: Keys of batches that had to be asked for again.
+        repeated: Calls repeated in the midst of a larger read.
         shed: Calls refused here, because too many waited.
     """
 
@@ -69,6 +72,7 @@ class StoreCounters:
     refused: int = 0
     unavailable: int = 0
     unprocessed: int = 0
+    repeated: int = 0
     shed: int = 0
 
 
@@ -119,7 +123,9 @@ class DynamoStore:
             return [await self.get(keys[0])]
         unique = list(dict.fromkeys(keys))
         chunks = [unique[at : at + _BATCH] for at in range(0, len(unique), _BATCH)]
-        answers = await asyncio.gather(*(self._batch(chunk) for chunk in chunks), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(self._batch(chunk, several=len(chunks) > 1) for chunk in chunks), return_exceptions=True
+        )
         found: dict[Key, Stored] = {}
         for answer in answers:
             if isinstance(answer, BaseException):
@@ -147,7 +153,8 @@ class DynamoStore:
         found: list[Stored] = []
         while True:
             # One more than asked says whether there are more.
-            answer = await self._call("query", Limit=limit + 1 - len(found), **request)
+            part = {**request, "Limit": limit + 1 - len(found)}
+            answer = await (self._part("query", part) if found else self._call("query", **part))
             found += [decode_item(item) for item in answer["Items"]]
             request["ExclusiveStartKey"] = answer.get("LastEvaluatedKey")
             if not request["ExclusiveStartKey"] or len(found) > limit:
@@ -175,13 +182,18 @@ class DynamoStore:
         self._closed = True
         await self.gate.idle()
 
-    async def _batch(self, keys: list[Key]) -> dict[Key, Stored]:
+    async def _batch(self, keys: list[Key], *, several: bool) -> dict[Key, Stored]:
         found: dict[Key, Stored] = {}
         asked = [encode_key(key) for key in keys]
         empty = 0
         while asked:
             request = {self._table: {"Keys": asked, "ConsistentRead": True}}
-            answer = await self._call("batch_get_item", RequestItems=request)
+            part = {"RequestItems": request}
+            answer = await (
+                self._part("batch_get_item", part)
+                if several or found
+                else self._call("batch_get_item", **part)
+            )
             items = answer.get("Responses", {}).get(self._table, [])
             for item in items:
                 stored = decode_item(item)
@@ -193,10 +205,25 @@ class DynamoStore:
             empty = 0 if items else empty + 1
             if empty:
                 self._throttled()
-            if empty >= _EMPTY_BATCHES:
+            if empty >= _TRIES:
                 raise Throttled(f"{len(asked)} keys of a batch are left unprocessed")
-            await self._clock.sleep(_BATCH_PAUSE_S * 2**empty * (0.5 + self._chance.random() / 2))
+            await self._pause(empty)
         return found
+
+    async def _part(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        """A call in the midst of a larger read."""
+        for failures in range(_TRIES - 1):
+            try:
+                return await self._call(operation, **request)
+            except (Throttled, StoreUnavailable):
+                if self._closed:
+                    raise
+                self.counters.repeated += 1
+                await self._pause(failures)
+        return await self._call(operation, **request)
+
+    async def _pause(self, failures: int) -> None:
+        await self._clock.sleep(_PAUSE_S * 2**failures * (0.5 + self._chance.random() / 2))
 
     async def _call(self, operation: str, **request: Any) -> dict[str, Any]:
         if self._closed:

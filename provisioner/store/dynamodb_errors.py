@@ -89,7 +89,8 @@ def unanswered(error: Exception) -> StoreError:
         | exceptions.CredentialRetrievalError,
     ):
         return StoreRefused(f"no AWS credentials were found ({text}): see the SDK's credential chain")
-    if isinstance(error, exceptions.BotoCoreError) and not isinstance(error, exceptions.HTTPClientError):
+    connection = exceptions.HTTPClientError | exceptions.ConnectionError | exceptions.IncompleteReadError
+    if isinstance(error, exceptions.BotoCoreError) and not isinstance(error, connection):
         return StoreRefused(text)
     return StoreUnavailable(text)
 

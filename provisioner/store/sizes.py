@@ -66,6 +66,8 @@ def item_bytes(pk: str, sk: str, item: Any, *, expires: bool = False) -> int:
     """The size of an item with its key; at most some bytes more than DynamoDB counts."""
     size = _FIXED_BYTES + len(pk.encode()) + len(sk.encode()) + (_EXPIRES_BYTES if expires else 0)
     for name, value in item.items():
+        if isinstance(value, set | frozenset) and not value:
+            continue  # an empty set is no attribute
         size += len(attribute_name(name).encode()) + value_bytes(value)
     return size
 
