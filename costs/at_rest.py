@@ -281,7 +281,7 @@ FREE: Mapping[str, str] = {
     "aws_iam_role_policy_attachment": "IAM has no price",
     "aws_internet_gateway": "billed by the GB of traffic",
     "aws_kms_alias": "part of the key",
-    "aws_lambda_event_source_mapping": "reads of a stream by Lambda have no price; what is filtered out invokes nothing",
+    "aws_lambda_event_source_mapping": "Lambda reads streams at no price; what is filtered out invokes nothing",
     "aws_lambda_function": "billed by the request and its time; the reconciler's are in the lines of its schedule",
     "aws_lambda_function_event_invoke_config": "part of the function",
     "aws_lambda_permission": "part of the function",
@@ -307,3 +307,22 @@ FREE: Mapping[str, str] = {
     "aws_vpc_security_group_egress_rule": "security groups have no price",
     "aws_vpc_security_group_ingress_rule": "security groups have no price",
 }
+
+
+def table(lines: Iterable[Line]) -> str:
+    """The lines as a table in Markdown, with the sum; alike lines are one row."""
+    rows: dict[tuple[str, str], tuple[Decimal, Decimal]] = {}
+    for line in lines:
+        units, usd = rows.get((line.what, line.price), (Decimal(0), Decimal(0)))
+        rows[line.what, line.price] = (units + line.units, usd + line.usd)
+    text = ["| what | units | price | USD a month |", "|---|---:|---|---:|"]
+    text += [
+        f"| {what} | {_amount(units)} | `{price}` | {usd:.3f} |"
+        for (what, price), (units, usd) in rows.items()
+    ]
+    whole = sum((usd for _, usd in rows.values()), Decimal(0))
+    return "\n".join([*text, f"| **together** | | | **{whole:.2f}** |"])
+
+
+def _amount(units: Decimal) -> str:
+    return f"{units:,.0f}" if units >= 100 or units == units.to_integral_value() else f"{units.normalize():f}"

@@ -62,7 +62,9 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
     id     = "unfinished-uploads"
     status = "Enabled"
 
-    filter {}
+    filter {
+      prefix = ""
+    }
 
     abort_incomplete_multipart_upload {
       days_after_initiation = 1
@@ -89,7 +91,9 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
       id     = "old-versions"
       status = "Enabled"
 
-      filter {}
+      filter {
+        prefix = ""
+      }
 
       noncurrent_version_expiration {
         noncurrent_days = 1
