@@ -13,6 +13,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from api.settings import ApiSettings
+from costs import data_path
+from costs.prices import prices
 from provisioner.aws.settings import AwsSettings, BatchPool, EcsPool
 from provisioner.lifecycle import DIAGRAMS, diagram
 from provisioner.settings import PoolSettings, ProvisionerSettings
@@ -82,10 +84,21 @@ def house_page(now: str) -> str:
     return f"{before}{begin}\n{drawn}\n{end}{after}"
 
 
+def data_path_page(now: str) -> str:
+    """docs/data-path.md with its table as the prices have it."""
+    begin, end = "<!-- data-path:begin -->", "<!-- data-path:end -->"
+    before, after = now.partition(begin)[0], now.partition(end)[2]
+    return f"{before}{begin}\n{data_path.table(prices())}\n{end}{after}"
+
+
 def main() -> int:
     """Writes or checks."""
-    house = ROOT / "docs" / "house.md"
-    pages = {ROOT / "docs" / "settings.md": settings_page(), house: house_page(house.read_text())}
+    house, way = ROOT / "docs" / "house.md", ROOT / "docs" / "data-path.md"
+    pages = {
+        ROOT / "docs" / "settings.md": settings_page(),
+        house: house_page(house.read_text()),
+        way: data_path_page(way.read_text()),
+    }
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:
         for path in stale:
