@@ -246,6 +246,7 @@ class Hostile:
         fail: Called with the operation before each call: an error to raise instead.
         lose: Called with the operation after each call: whether its answer is lost.
         stale: Called with the operation of each read: whether to give the answer of the last time again.
+        hide: Called with the operation and parameters of each list: whether to answer with nothing.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -254,6 +255,7 @@ class Hostile:
         self.fail: Callable[[str], Exception | None] = lambda operation: None
         self.lose: Callable[[str], bool] = lambda operation: False
         self.stale: Callable[[str], bool] = lambda operation: False
+        self.hide: Callable[[str, Mapping[str, Any]], bool] = lambda operation, about: False
         self._answers: dict[str, Any] = {}
 
     async def get(self, service: str) -> Any:
@@ -279,6 +281,8 @@ class Hostile:
         if read and name in self._answers and self.stale(operation):
             return self._answers[name]
         self.calls.append((operation, about))
+        if self.hide(operation, about):
+            return {}
         answer = await getattr(client, operation)(**about)
         if read:
             self._answers[name] = answer

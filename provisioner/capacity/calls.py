@@ -100,11 +100,12 @@ class Calls:
                 self.counts[service, operation, "refused"] += 1
                 raise Refused(f"{service} {operation}", code, message)
             self.counts[service, operation, "throttled"] += 1
+            log.info("aws.throttled", service=service, operation=operation, code=code)
             bucket.throttled(self._clock.monotonic())
             if left:
                 await self._clock.sleep(pause * (0.5 + self._chance.random() / 2))
                 pause = min(_LONGEST_PAUSE_S, pause * 2)
-        log.warning("aws.throttled", service=service, operation=operation, tries=_TRIES)
+        log.warning("aws.given_up", service=service, operation=operation, tries=_TRIES)
         raise CapacityUnavailable(f"AWS throttles {service} {operation}: {message}")
 
     async def _once(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 
 import structlog
@@ -21,6 +20,7 @@ from provisioner.aws.clients import AwsClients
 from provisioner.aws.settings import EcsPool
 from provisioner.capacity import ecs_plan
 from provisioner.capacity.calls import Calls, Refused
+from provisioner.capacity.ecs_memory import PoolMemory
 from provisioner.capacity.ecs_view import EcsReader, GroupView, Machine, Task, group_name, read_task
 from provisioner.capacity.port import CapacityUnavailable, HostStart, Instance, NoMoreHosts
 from provisioner.clock import Clock
@@ -30,12 +30,8 @@ log = structlog.get_logger("provisioner.capacity")
 
 #: Seconds for which what was read serves the calls of the same tick.
 _FRESH_S = 3.0
-#: Seconds in which a task that was started must show in what is read; until then it is not started again.
-_SHOW_S = 60.0
 #: Seconds for which a host that is over is told of after its instance has gone.
 _TELL_S = 600.0
-#: Seconds that an instance must have looked idle before it is given back: reads lag behind.
-_IDLE_S = 30.0
 #: Instances that one SetInstanceProtection takes (Auto Scaling API reference, read 2026-11).
 _PROTECT = 50
 #: Seconds between two looks at a task that is to stop.
@@ -72,7 +68,7 @@ class EcsCapacity:
         self._join_s = join_s
         self._stop_wait_s = stop_wait_s
         self._kill_s = kill_s
-        self._pools = {pool.pool: _Pool(pool, EcsReader(self.calls, pool)) for pool in pools}
+        self._pools = {pool.pool: PoolMemory(pool, EcsReader(self.calls, pool)) for pool in pools}
 
     async def start(self, starts: Sequence[HostStart]) -> list[Instance]:
         """As the port says."""
@@ -118,11 +114,19 @@ class EcsCapacity:
             under_way = pool.under_way(view, self._clock.monotonic())
             idle = pool.idle_long(ecs_plan.idle_machines(view, under_way), self._clock.monotonic())
             todo = ecs_plan.surplus(view, coming, idle, under_way)
+            # A task that the lists do not show yet keeps its instance.
+            in_use = await self._in_use(pool, todo.end)
+            if in_use:
+                todo = ecs_plan.surplus(view, coming, idle - in_use, under_way)
             for machine in todo.end:
                 log.info("machine.surplus", pool=pool.about.pool, instance=machine.id)
                 await self._terminate(pool, machine)
             if todo.desired is not None:
                 await self._desire(pool, view, todo.desired)
+
+    async def _in_use(self, pool: PoolMemory, machines: Sequence[Machine]) -> set[str]:
+        bare = await asyncio.gather(*(pool.reader.is_bare(machine) for machine in machines))
+        return {machine.id for machine, is_bare in zip(machines, bare, strict=True) if not is_bare}
 
     async def close(self) -> None:
         """Nothing to do: the clients belong to whoever made them."""
@@ -130,7 +134,7 @@ class EcsCapacity:
     # -- starting -------------------------------------------------------------------------------------------------
 
     async def _start(
-        self, pool: _Pool, starts: Sequence[HostStart], refused: dict[HostId, str]
+        self, pool: PoolMemory, starts: Sequence[HostStart], refused: dict[HostId, str]
     ) -> list[Instance]:
         view = await self._view(pool)
         under_way = pool.under_way(view, self._clock.monotonic())
@@ -167,7 +171,7 @@ class EcsCapacity:
         told |= {task.host: _instance(pool, task, alive=True) for task in placed}
         return [told[start.host] for start in starts if start.host in told]
 
-    async def _desire(self, pool: _Pool, view: GroupView, desired: int) -> None:
+    async def _desire(self, pool: PoolMemory, view: GroupView, desired: int) -> None:
         log.info("group.desired", pool=pool.about.pool, before=view.desired, desired=desired)
         pool.forget()
         await self.calls.call(
@@ -179,7 +183,7 @@ class EcsCapacity:
         )
 
     async def _place(
-        self, pool: _Pool, place: Sequence[tuple[HostStart, Machine]], refused: dict[HostId, str]
+        self, pool: PoolMemory, place: Sequence[tuple[HostStart, Machine]], refused: dict[HostId, str]
     ) -> list[Task]:
         """Start the tasks, each on its machine, which is protected before: the group must not pick it to scale in."""
         if not place:
@@ -198,7 +202,7 @@ class EcsCapacity:
         return [task for task in results if task is not None]
 
     async def _place_one(
-        self, pool: _Pool, start: HostStart, machine: Machine, refused: dict[HostId, str]
+        self, pool: PoolMemory, start: HostStart, machine: Machine, refused: dict[HostId, str]
     ) -> Task | None:
         # StartTask knows no client token. Until the task shows, it is not started again from here; from elsewhere, the
         # agent's port is taken, and on another machine its join token.
@@ -250,7 +254,7 @@ class EcsCapacity:
 
     # -- ending ---------------------------------------------------------------------------------------------------
 
-    async def _stop(self, pool: _Pool, wanted: set[str]) -> bool:
+    async def _stop(self, pool: PoolMemory, wanted: set[str]) -> bool:
         """One step for each task that is asked for; whether any is left."""
         view = await self._view(pool)
         left = False
@@ -292,7 +296,7 @@ class EcsCapacity:
         late = since is not None and self._clock.now() - since > timedelta(seconds=self._kill_s)
         return late or not machine.connected
 
-    async def _terminate(self, pool: _Pool, machine: Machine) -> None:
+    async def _terminate(self, pool: PoolMemory, machine: Machine) -> None:
         """End exactly this instance; the group does not replace it. Protection from scale-in does not hinder that."""
         pool.forget()
         try:
@@ -310,7 +314,7 @@ class EcsCapacity:
 
     # -- looking --------------------------------------------------------------------------------------------------
 
-    async def _view(self, pool: _Pool) -> GroupView:
+    async def _view(self, pool: PoolMemory) -> GroupView:
         now = self._clock.monotonic()
         if pool.view is None or now - pool.view[0] > _FRESH_S:
             view = pool.with_started(await pool.reader.read(), now)
@@ -318,7 +322,7 @@ class EcsCapacity:
             pool.over &= {task.arn for task in view.tasks}
         return pool.view[1]
 
-    def _told(self, pool: _Pool, view: GroupView) -> Iterable[Instance]:
+    def _told(self, pool: PoolMemory, view: GroupView) -> Iterable[Instance]:
         """The hosts that there are. One that is over is told of until it was stopped, or until it is old news."""
         for task in ecs_plan.hosts(view):
             if task.arn in pool.over:
@@ -333,66 +337,7 @@ class EcsCapacity:
             yield _instance(pool, task, alive=not (task.stopped or gone), detail=detail)
 
 
-class _Pool:
-    """A pool, and what this process remembers of it.
-
-    Attributes:
-        over: Tasks whose stop is done.
-        view: When the pool was read, and what was there.
-    """
-
-    def __init__(self, about: EcsPool, reader: EcsReader) -> None:
-        self.about = about
-        self.reader = reader
-        self.over: set[str] = set()
-        self.view: tuple[float, GroupView] | None = None
-        self._began: dict[HostId, tuple[str, float]] = {}
-        self._started: dict[str, tuple[Task, float]] = {}
-        self._idle_since: dict[str, float] = {}
-
-    def forget(self) -> None:
-        """What was read is not so any more."""
-        self.view = None
-
-    def began(self, host: HostId, machine: str, now: float) -> None:
-        """A task was, perhaps, started."""
-        self._began[host] = (machine, now)
-
-    def failed(self, host: HostId) -> None:
-        """It was not."""
-        self._began.pop(host, None)
-
-    def started(self, task: Task, now: float) -> None:
-        """A task was started for certain: it is there, whatever is read in its first minute."""
-        self._started[task.arn] = (task, now)
-
-    def with_started(self, view: GroupView, now: float) -> GroupView:
-        """What was read, with what it does not show yet."""
-        shown = {task.arn for task in view.tasks}
-        self._started = {
-            arn: (task, at)
-            for arn, (task, at) in self._started.items()
-            if arn not in shown and now - at < _SHOW_S
-        }
-        return replace(view, tasks=(*view.tasks, *(task for task, _ in self._started.values())))
-
-    def under_way(self, view: GroupView, now: float) -> dict[HostId, str]:
-        """Hosts whose task was started and does not show yet."""
-        shown = {task.host for task in view.tasks}
-        self._began = {
-            host: (machine, at)
-            for host, (machine, at) in self._began.items()
-            if host not in shown and now - at < _SHOW_S and machine in view.machines
-        }
-        return {host: machine for host, (machine, _) in self._began.items()}
-
-    def idle_long(self, idle: Collection[str], now: float) -> set[str]:
-        """Those of the idle machines that have been so for a while."""
-        self._idle_since = {id: self._idle_since.get(id, now) for id in idle}
-        return {id for id, since in self._idle_since.items() if now - since >= _IDLE_S}
-
-
-def _instance(pool: _Pool, task: Task, *, alive: bool, detail: str | None = None) -> Instance:
+def _instance(pool: PoolMemory, task: Task, *, alive: bool, detail: str | None = None) -> Instance:
     return Instance(
         id=task.arn,
         host=task.host,

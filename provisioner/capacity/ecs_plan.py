@@ -101,7 +101,7 @@ def surplus(
     bare.sort(key=lambda each: (not each.ready, each.id))
     counting = sum(machine.counts for machine in view.machines.values())
     spent = [each for each in left_over(view) if each.id in idle]
-    end = [*spent, *(each for each in bare[pending:] if each.id in idle and not each.busy)]
+    end = [*spent, *(each for each in bare[pending:] if each.id in idle)]
     needed = counting - len(bare) - len(spent) + max(pending, len(bare) - (len(end) - len(spent)))
     after_ending = view.desired - len(end)
     return Surplus(end=tuple(end), desired=max(needed, view.min_size) if needed < after_ending else None)

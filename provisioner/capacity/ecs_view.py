@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,7 +32,6 @@ class Machine:
         lifecycle: Its state in the group, such as `Pending`, `InService`, `Terminating:Wait`.
         container_instance: ECS's name of it; None before it has joined the cluster.
         connected: Whether it is ACTIVE in the cluster and ECS's agent on it answers.
-        busy: Tasks on it, of anybody, by the cluster's own count.
         launched_at: When it was launched; known of those that have not joined.
     """
 
@@ -41,7 +40,6 @@ class Machine:
     protected: bool = False
     container_instance: str | None = None
     connected: bool = False
-    busy: int = 0
     launched_at: datetime | None = None
 
     @property
@@ -125,6 +123,7 @@ class EcsReader:
     def __init__(self, calls: Calls, pool: EcsPool) -> None:
         self._calls = calls
         self._pool = pool
+        self._family = pool.task_definition.rpartition("/")[2].partition(":")[0]
         self._known: set[str] = set()
 
     async def read(self) -> GroupView:
@@ -146,16 +145,12 @@ class EcsReader:
                 protected=bool(about.get("ProtectedFromScaleIn")),
                 container_instance=joined["containerInstanceArn"] if joined else None,
                 connected=bool(joined and joined["status"] == "ACTIVE" and joined.get("agentConnected")),
-                busy=int(joined.get("runningTasksCount", 0)) + int(joined.get("pendingTasksCount", 0))
-                if joined
-                else 0,
             )
         late = [each.id for each in machines.values() if each.counts and not each.connected]
         lost = {task.machine for task in tasks if not task.stopped and task.machine not in machines}
         launched, there = await self._launched([*late, *sorted(lost)])
         for id in late:
-            about = machines[id].__dict__ | {"launched_at": launched.get(id)}
-            machines[id] = Machine(**about)
+            machines[id] = replace(machines[id], launched_at=launched.get(id))
         self._known = {task.arn for task in tasks if not task.stopped}
         return GroupView(
             desired=int(group["DesiredCapacity"]),
@@ -165,6 +160,19 @@ class EcsReader:
             tasks=tuple(sorted(tasks, key=lambda task: (task.created_at, task.arn))),
             gone=frozenset(lost - there),
         )
+
+    async def is_bare(self, machine: Machine) -> bool:
+        """Whether no agent's task is on an instance, asked for this one alone: a look at the whole may lag."""
+        if machine.container_instance is None:
+            return True
+        answer = await self._calls.call(
+            "ecs",
+            "list_tasks",
+            cluster=self._pool.cluster,
+            containerInstance=machine.container_instance,
+            family=self._family,
+        )
+        return not answer.get("taskArns")
 
     async def launch_failure(self, since: datetime) -> str | None:
         """Why the group launches nothing: what its latest activities since then say; None while it still tries."""
@@ -205,11 +213,10 @@ class EcsReader:
 
     async def _tasks(self) -> list[Task]:
         cluster = self._pool.cluster
-        family = self._pool.task_definition.rpartition("/")[2].partition(":")[0]
         arns: dict[str, None] = {}
         for status in ("RUNNING", "STOPPED"):
             listed = self._calls.pages(
-                "ecs", "list_tasks", "taskArns", cluster=cluster, family=family, desiredStatus=status
+                "ecs", "list_tasks", "taskArns", cluster=cluster, family=self._family, desiredStatus=status
             )
             arns |= dict.fromkeys(await _all(listed))
         arns |= dict.fromkeys(sorted(self._known))

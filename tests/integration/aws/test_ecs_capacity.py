@@ -188,6 +188,20 @@ async def test_an_order_that_nobody_needs_is_cancelled(bench: Bench) -> None:
     assert await bench.desired() == 1
 
 
+async def test_a_task_that_no_list_shows_keeps_its_machine(bench: Bench) -> None:
+    """Another process has just started a host on a machine that looks idle here: it is not given back."""
+    await bench.capacity.start(bench.starts(1))
+    await bench.world.join()
+    await bench.capacity.settle(())
+    await bench.another().start(bench.starts(1))
+    bench.clock.tick(60)
+    bench.clients.hide = lambda operation, about: (
+        operation == "list_tasks" and "containerInstance" not in about
+    )
+    await bench.capacity.settle(())
+    assert len(await bench.world.machines()) == 1
+
+
 async def test_a_machine_that_never_joins_is_replaced_and_told(bench: Bench) -> None:
     """An instance that does not join the cluster in time is ended, its host is given up with the reason, and the next
     start brings another; those that joined are not touched."""

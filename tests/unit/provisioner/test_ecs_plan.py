@@ -107,11 +107,10 @@ def test_a_machine_that_is_late_is_ended() -> None:
 
 
 def test_surplus_keeps_what_is_ready_and_ends_what_is_idle() -> None:
-    """Only machines that looked idle for a while, without any task by ECS's own count, are ended; those that are ready
-    are kept for hosts to come."""
+    """Only machines that looked idle for a while are ended; those that are ready are kept for hosts to come."""
     joining = machine(1, connected=False)
-    view = group([joining, machine(2), machine(3, busy=1), machine(4)], [task("a", 4)])
-    idle = {"i-1", "i-2", "i-3"}
+    view = group([joining, machine(2), machine(4)], [task("a", 4)])
+    idle = {"i-1", "i-2"}
     assert ecs_plan.surplus(view, [HostId("b")], idle, {}).end == (joining,)
     assert {each.id for each in ecs_plan.surplus(view, [], idle, {}).end} == {"i-1", "i-2"}
     assert ecs_plan.surplus(view, [], set(), {}).end == ()
