@@ -33,7 +33,7 @@ class Measures:
             sessions whose host was lost, from when that was noticed.
         asked, refused: Requests to hosts, and those they refused.
         collided: Queue entries that another replica had claimed first.
-        spreads: (moment, largest and mean number of sessions on a host, hosts).
+        spreads: (moment, largest and mean number of sessions on a host, hosts); `loads` are those numbers whole.
         samples: Per second: (moment, sessions alive, waiting, instances, hosts ready).
     """
 
@@ -54,6 +54,7 @@ class Measures:
     beats_written: int = 0
     host_starts_s: array[float] = field(default_factory=lambda: array("d"))
     spreads: list[tuple[float, int, float, int]] = field(default_factory=list)
+    loads: list[tuple[int, ...]] = field(default_factory=list)
     samples: list[tuple[float, int, int, int, int]] = field(default_factory=list)
     creates: Counter[int] = field(default_factory=Counter)
     placed: Counter[int] = field(default_factory=Counter)
@@ -78,6 +79,11 @@ class Measures:
         """How sessions lie on the hosts now."""
         if loads and sum(loads):
             self.spreads.append((now_s, max(loads), sum(loads) / len(loads), len(loads)))
+            self.loads.append(tuple(loads))
+
+    def worst_loads(self) -> tuple[int, ...]:
+        """Sessions on each host at the moment when they were spread worst."""
+        return max(self.loads, key=lambda each: max(each) * len(each) / sum(each), default=())
 
     def sample(self, now_s: float, alive: int, waiting: int, instances: int, ready: int) -> None:
         """How things stand."""

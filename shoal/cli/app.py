@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from shoal import __version__
-from shoal.cli import execute, files, images, pools, server, sessions, snapshots
+from shoal.cli import admin, execute, files, images, pools, server, sessions, simulate, snapshots
 from shoal.cli.output import INTERRUPTED, OURS, Json, emit, explain, reset
 
 
@@ -51,10 +51,12 @@ app.command("snapshot")(snapshots.snapshot)
 app.command("fork")(snapshots.fork)
 app.command("logs")(sessions.logs)
 app.command("trajectory")(sessions.trajectory)
+app.command("simulate")(simulate.simulate)
 app.add_typer(sessions.app, name="session")
 app.add_typer(snapshots.app, name="snapshots")
 app.add_typer(images.app, name="image")
 app.add_typer(pools.app, name="pool")
+app.add_typer(admin.app, name="admin")
 
 
 @app.command()
