@@ -41,11 +41,9 @@ def _descriptors(pid: int) -> Counter[str]:
 
 
 def _cgroup_directories(names: frozenset[str]) -> int:
-    count = 0
-    for root in Path("/sys/fs/cgroup").iterdir():
-        for name in names:
-            count += sum(1 for _ in root.glob(f"{name}/**/"))
-    return count
+    # os.walk passes over what goes meanwhile; before Python 3.12, Path.glob raises.
+    roots = [root / name for root in Path("/sys/fs/cgroup").iterdir() for name in names]
+    return sum(1 for root in roots for _ in os.walk(root))
 
 
 def census(home: Path) -> dict[str, int]:

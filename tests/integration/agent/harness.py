@@ -156,10 +156,10 @@ class Control:
         """The first heartbeat from now on that fits."""
         async with asyncio.timeout(timeout_s):
             while True:
-                beaten = self._beaten
-                if self.beats and wanted(self.beats[-1]):
+                # Not the last one that came: its agent may have died since.
+                await self._beaten.wait()
+                if wanted(self.beats[-1]):
                     return self.beats[-1]
-                await beaten.wait()
 
     def token(self, *, kind: str = "session", session: str = "", epoch: int = 0, **claims: Any) -> str:
         """A route token."""

