@@ -72,6 +72,8 @@ resource "aws_ecs_task_definition" "agent" {
       name      = "agent"
       image     = var.agent_image
       essential = true
+      # ECS itself refuses a second agent on an instance: the port is taken.
+      portMappings = [{ containerPort = var.agent_port, hostPort = var.agent_port, protocol = "tcp" }]
       # Without a hard limit: sandboxes have limits of their own, and the agent keeps a reserve of the host.
       memoryReservation = 256
       privileged        = var.agent_privileged

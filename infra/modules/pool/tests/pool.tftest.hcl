@@ -50,6 +50,11 @@ run "from_zero" {
   }
 
   assert {
+    condition     = jsondecode(aws_ecs_task_definition.agent.container_definitions)[0].portMappings[0].hostPort == 8701
+    error_message = "The agent's port is its own: ECS starts no second one on an instance."
+  }
+
+  assert {
     condition     = one([for statement in jsondecode(aws_iam_role_policy.execution.policy).Statement : statement.Resource if statement.Sid == "Image"]) == ["arn:aws:ecr:us-east-1:123456789012:repository/shoal/agent"]
     error_message = "One repository may be pulled from."
   }
