@@ -34,6 +34,7 @@ class Server:
     Attributes:
         home: Its state; made by the test, kept over restarts.
         options: Further options of `python -m api`.
+        program: What Python runs.
     """
 
     home: Path
@@ -43,6 +44,7 @@ class Server:
     process: subprocess.Popen[bytes] | None = None
     cgroups: frozenset[str] = frozenset()
     environment: dict[str, str] = field(default_factory=dict)
+    program: tuple[str, ...] = ("-m", "api")
 
     @property
     def credentials(self) -> Path:
@@ -59,7 +61,7 @@ class Server:
         ready = self.home.with_name(self.home.name + "-ready.json")
         ready.unlink(missing_ok=True)
         command = [
-            sys.executable, "-m", "api", "up", "--home", str(self.home), "--port", "0",
+            sys.executable, *self.program, "up", "--home", str(self.home), "--port", "0",
             "--credentials", str(self.credentials), "--ready-file", str(ready), "--log-format", "json",
             *self.options,
         ]  # fmt: skip
@@ -117,10 +119,10 @@ class Server:
 
 
 @contextmanager
-def a_server(*options: str, **environment: str) -> Iterator[Server]:
+def a_server(*options: str, program: tuple[str, ...] = ("-m", "api"), **environment: str) -> Iterator[Server]:
     """A server on a temporary home; afterwards nothing of it may be left."""
     base = Path(tempfile.mkdtemp(prefix="shoal-e2e-"))
-    server = Server(home=base / "home", options=options, environment=environment)
+    server = Server(home=base / "home", options=options, environment=environment, program=program)
     try:
         server.start()
         try:
