@@ -23,7 +23,7 @@ def _is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _server_python(module: str) -> list[str]:
+def server_python(module: str) -> list[str]:
     """The command that runs a module of the server, which the SDK's wheel does not contain."""
     if not _is_installed(module.partition(".")[0]):
         raise Fail(
@@ -52,7 +52,7 @@ def up(
     ] = None,
 ) -> None:
     """Run the server on this machine until Ctrl-C; further options go to it (`python -m api up --help`)."""
-    command = _server_python("api")
+    command = server_python("api")
     _say_what_is_missing(home)
     options = _given(home=home, host=host, port=port, max_hosts=max_hosts, idle_to_zero_s=idle_to_zero_s)
     # The server takes this process's place: signals, terminal and exit code are its own.
@@ -65,7 +65,7 @@ def down(
     json: Json = False,
 ) -> None:
     """Stop the server on this machine, and wait until nothing of it is left."""
-    command = _server_python("api")
+    command = server_python("api")
     done = subprocess.run(
         [*command, "down", *_given(home=home, timeout_s=timeout_s)],
         check=False,
@@ -93,7 +93,7 @@ def doctor(home: Home = None, json: Json = False) -> None:
 
 
 def _checked(home: Path | None) -> dict[str, Any]:
-    command = _server_python("runtime_image.agent.doctor")
+    command = server_python("runtime_image.agent.doctor")
     done = subprocess.run(
         [*command, "--json", *_given(home=home)], check=False, stdout=subprocess.PIPE, text=True
     )

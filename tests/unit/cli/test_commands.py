@@ -301,7 +301,7 @@ def test_doctor_shows_remedies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     }
     script = tmp_path / "fake.py"
     script.write_text(f"print({json.dumps(json.dumps(told))})")
-    monkeypatch.setattr(server, "_server_python", lambda module: [sys.executable, str(script)])
+    monkeypatch.setattr(server, "server_python", lambda module: [sys.executable, str(script)])
     result = run("doctor")
     assert result.exit_code == 125
     assert "run: apt-get [x]" in result.stdout
