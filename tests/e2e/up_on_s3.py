@@ -27,5 +27,5 @@ class Blobs(S3Blobs):
         await self._own.close()
 
 
-api.local.LocalBlobs = Blobs  # type: ignore[assignment, misc]
+vars(api.local)["LocalBlobs"] = Blobs
 raise SystemExit(main())
