@@ -20,6 +20,11 @@ LEVELS: dict[str, tuple[str, str | None]] = {
     "shoal_queue_length": ("Sessions that wait for a place.", None),
     "shoal_queue_age_seconds": ("How long the first of them has waited.", None),
     "shoal_warm_sandboxes": ("Warm sandboxes that are ready.", None),
+    "shoal_blob_troubles": (
+        "What this process's calls of S3 ran into since its start, by kind: throttled, conflicts, repeated, "
+        "sdk_repeated, resumed, aborts_failed.",
+        "kind",
+    ),
 }
 
 

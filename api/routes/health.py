@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from api.state import All, Use
 from provisioner import keys
 from provisioner.auth import DEFAULT_TENANT
+from provisioner.blobs.port import Counted
 from provisioner.store.port import StoreError
 from shoal.contract.errors import ErrorCode, ShoalError
 
@@ -51,4 +52,6 @@ async def metrics(parts: All) -> Response:
     page.set_level("shoal_queue_length", counts.queue)
     page.set_level("shoal_queue_age_seconds", counts.queue_age_s)
     page.set_level("shoal_warm_sandboxes", counts.warm)
+    if isinstance(parts.services.blobs, Counted):
+        page.set_level("shoal_blob_troubles", parts.services.blobs.counts)
     return Response(page.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -6,6 +6,7 @@ The SDK is imported when the first client is asked for, not before: it costs hal
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -55,6 +56,13 @@ class AwsClients:
                 self._clients[service] = await self._open(service)
             return self._clients[service]
 
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether it is not AWS that answers: names of buckets are no host names there."""
+        return bool(
+            self._endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        )
+
     async def _open(self, service: str) -> Any:
         import aioboto3
         from botocore.config import Config
@@ -71,7 +79,7 @@ class AwsClients:
                 "mode": "standard",
                 "total_max_attempts": 1 if service in TRIED_ONCE else SDK_ATTEMPTS,
             },
-            s3={"addressing_style": "path"} if self._endpoint else {},
+            s3={"addressing_style": "path"} if self._elsewhere else {},
             # Presigned URLs would else be of version 2, which signs no headers and which new Regions refuse.
             signature_version="s3v4" if service == "s3" else None,
             tcp_keepalive=True,

@@ -11,9 +11,9 @@ BlobError
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 #: Bytes per chunk of the streams.
 CHUNK_BYTES = 1 << 20
@@ -127,6 +127,15 @@ class Blobs(Protocol):
 
     async def close(self) -> None:
         """Release everything; repeatable."""
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A store that counts what its calls ran into since the start of the process, by kind."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What happened how often."""
 
 
 def check_name(name: str) -> str:

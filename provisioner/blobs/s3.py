@@ -13,8 +13,7 @@ import base64
 import math
 import random
 import secrets
-from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -79,8 +78,8 @@ class S3Blobs:
         )
 
     @property
-    def counts(self) -> Counter[str]:
-        """What happened since the start, as `S3Calls.counts` says."""
+    def counts(self) -> Mapping[str, int]:
+        """What happened since the start, as `S3Calls.counts` says; what did not is 0 or not named."""
         return self._calls.counts
 
     async def put(
