@@ -277,3 +277,21 @@ async def test_with_execution_off_nothing_new_is_taken_and_what_runs_may_end() -
     assert await state(world, id) is SessionState.ENDED
     assert len(world.capacity.starts) == started
     assert not await world.capacity.instances()
+
+
+async def test_a_queue_that_does_not_move_wakes_the_reconciler_now_and_then(world: World) -> None:
+    """Every look at the queue finds who waits in vain; only one that is new, or ten seconds, is a reason to look at all
+    hosts again."""
+    one = function(world, "one")
+    await turn(world, one, one.sessions.create(WHO, body()))
+    await world.clock.advance(2)
+    one.context.wake_reconciler.clear()
+    woken = 0
+    for _ in range(9):
+        await one.pump.look()
+        woken += one.context.wake_reconciler.is_set
+        one.context.wake_reconciler.clear()
+        await world.clock.advance(1)
+    assert woken <= 1
+    await turn(world, one, one.sessions.create(WHO, body()))
+    assert one.context.wake_reconciler.is_set
