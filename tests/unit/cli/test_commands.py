@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +18,7 @@ from shoal.cli.app import app
 from shoal.cli.execute import exit_code
 from shoal.client.results import ExecResult
 from shoal.contract.errors import ErrorCode
-from tests.unit.client.fake_service import FakeService, error, refuse
+from tests.unit.client.fake_service import NOW, FakeService, Fault, error, refuse
 
 SSE = "event: {kind}\nid: {n}-0\ndata: {data}\n\n"
 
@@ -361,3 +362,32 @@ def test_who_waits_for_a_host_is_told_why(service: FakeService) -> None:
     ran = run("run", "code:1.0.0", "--", "true")
     assert ran.stderr.count("no capacity in any zone") == 1
     assert "no capacity" not in ran.stdout
+
+
+def test_releasing_what_is_not_there_says_so(service: FakeService) -> None:
+    """The service takes any release; a person who mistyped is told, by message and exit code."""
+    prepare = {
+        "id": "prp_1", "pool": "default", "sandboxes": 2, "ready": 2, "hosts": 1, "substrate": "container",
+        "expires_at": NOW, "done": True,
+    }  # fmt: skip
+    service.fail("GET /v1/pools/default/prepare", *[answer({"prepared": [prepare]})] * 2)
+    service.fail("DELETE /v1/pools/default/prepare", *[answer({})] * 2)
+    assert run("pool", "release", "prp_1").exit_code == 0
+    mistyped = run("pool", "release", "prp_2")
+    assert mistyped.exit_code == 1
+    assert "no prepare prp_2" in mistyped.stderr
+
+
+def test_pushing_what_the_builder_did_not_write_says_so(service: FakeService, tmp_path: Path) -> None:
+    """Nothing is asked of the service then."""
+    for wrong in (tmp_path, tmp_path / "file"):
+        (tmp_path / "file").write_text("x")
+        result = run("image", "push", str(wrong), "pushed:1")
+        assert result.exit_code == 125
+        assert "what the builder wrote" in result.stderr
+    assert service.requests == []
+
+
+def answer(body: Any) -> Fault:
+    """A scripted answer."""
+    return lambda request, act: httpx.Response(200, json=body)
