@@ -27,6 +27,8 @@ from shoal.contract.states import HostState
 
 #: Seconds between rounds of what need not be done at every tick.
 _CHORES_S = 15.0
+#: The same while nothing runs or waits: most of what a look reads then is for chores (costs/at_rest.py has the price).
+_QUIET_CHORES_S = 300.0
 _CLEAN_S = 300.0
 #: Seconds between two ticks at the least.
 _AT_LEAST_S = 0.1
@@ -115,8 +117,10 @@ class Reconciler:
             await self._executor.execute(decided)
         self.last = decided
         self.pending = not decided.empty or any(host.state is HostState.STARTING for host in view.hosts)
-        at = context.clock.monotonic()
-        if self._chores_at is None or at - self._chores_at >= _CHORES_S:
+        quiet = not (self.pending or view.hosts or view.waiting or view.wanted)
+        # By the time of day: in a function that is frozen between its calls no other clock is sure to go on.
+        at = context.clock.now().timestamp()
+        if self._chores_at is None or at - self._chores_at >= (_QUIET_CHORES_S if quiet else _CHORES_S):
             self._chores_at = at
             there = frozenset(host.view.id for host in view.hosts if host.state not in _GONE)
             await self._chores(there)
