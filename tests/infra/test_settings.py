@@ -124,7 +124,7 @@ def test_ports_are_those_of_the_image(whole: list[Resource]) -> None:
     assert (rule["from_port"], rule["to_port"]) == (entrypoint.PORT, entrypoint.PORT)
 
 
-def test_routers_serve_as_they_are_told(production: list[Resource]) -> None:
+def test_routers_serve_as_they_are_told(production: list[Resource], monkeypatch: pytest.MonkeyPatch) -> None:
     """Their command line is one of the API's, and listens where the VPC link looks."""
     definition = _only(production, "module.router[0].aws_ecs_task_definition.this")
     (container,) = json.loads(definition["container_definitions"])
@@ -132,7 +132,11 @@ def test_routers_serve_as_they_are_told(production: list[Resource]) -> None:
     assert isinstance(options, ServeOptions)
     (mapping,) = container["portMappings"]
     assert options.port == mapping["containerPort"] == mapping["hostPort"]
-    assert {pair["name"] for pair in container["environment"]} >= {"SHOAL_AWS_TABLE", "SHOAL_AWS_BUCKET"}
+    assert container["entryPoint"] == ["python3", "-m", "api"]
+    told = {pair["name"]: pair["value"] for pair in container["environment"]}
+    _take(monkeypatch, told)
+    # What this entrance carries: an HTTP API takes 10 MB.
+    assert ApiSettings().answer_limit_bytes == 10_000_000
 
 
 def test_functions_run_the_bundle(whole: list[Resource]) -> None:

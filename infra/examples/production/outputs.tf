@@ -44,13 +44,13 @@ output "next_steps" {
     aws dynamodb update-table --region ${var.region} --table-name ${module.state.table_name} --warm-throughput ReadUnitsPerSecond=40000,WriteUnitsPerSecond=40000
 
     # 2. The first tenant and its key, printed once
-    AWS_REGION=${var.region} SHOAL_AWS_TABLE=${module.state.table_name} SHOAL_AWS_BUCKET=${module.state.bucket_name} shoal admin bootstrap
+    shoal admin bootstrap --region ${var.region} --table ${module.state.table_name}
 
     # 3. The first sandbox image
     export SHOAL_URL=${module.api.endpoint} SHOAL_API_KEY=...
     shoal image push code:1.0.0 ~/.cache/shoal/images/code
 
     # 4. The first command; a host starts for it, which takes about a minute
-    shoal run --image code:1.0.0 -- python3 -c 'print("hello from the sandbank")'
+    shoal run code:1.0.0 -- python3 -c 'print("hello from the sandbank")'
   EOT
 }

@@ -8,9 +8,15 @@ data "aws_partition" "current" {}
 data "aws_region" "current" {}
 
 locals {
-  prefix      = "${var.name}-router"
-  cloud_map   = var.discovery == "cloud_map"
-  environment = merge(var.environment, { SHOAL_AWS_EXECUTION_ENABLED = tostring(var.execution_enabled) })
+  prefix    = "${var.name}-router"
+  cloud_map = var.discovery == "cloud_map"
+  # An HTTP API carries 10 MB in either direction; what is larger goes by the blob store. A load balancer has no limit.
+  carried = local.cloud_map ? { SHOAL_API_ANSWER_LIMIT_BYTES = "10000000" } : {}
+  environment = merge(
+    local.carried,
+    var.environment,
+    { SHOAL_AWS_EXECUTION_ENABLED = tostring(var.execution_enabled) },
+  )
   image_statements = [for repository in var.repository_arn[*] : {
     Sid      = "Image"
     Effect   = "Allow"
@@ -49,6 +55,7 @@ resource "aws_ecs_task_definition" "this" {
       name                   = "router"
       image                  = var.router_image
       essential              = true
+      entryPoint             = ["python3", "-m", "api"]
       command                = ["serve", "--profile", "aws", "--host", "0.0.0.0", "--port", tostring(var.router_port)]
       memory                 = var.memory_mib
       memoryReservation      = min(256, var.memory_mib)
