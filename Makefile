@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PACKAGES := shoal provisioner api runtime_image costs
 CODE := $(PACKAGES) tests bench examples scripts
 
-.PHONY: help setup demo test test-fast check format lint types imports unit openapi bench lock bundle wheel clean
+.PHONY: help setup demo test test-fast check format lint types imports unit openapi infra bench lock bundle wheel clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ unit: test-fast
 openapi: ## fail when a page of docs/ is not what the code says
 	$(PY) -m api.openapi --check
 	$(PY) scripts/docs.py --check
+
+infra: | $(PY) ## Terraform: format, tests with a mocked provider, policies, cost at rest; without AWS (docs/infra.md)
+	$(PY) -m scripts.infra_check
 
 bench: ## speed beside its floors; writes bench/results.json (root)
 	$(PY) -m bench
