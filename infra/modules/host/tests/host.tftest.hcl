@@ -50,7 +50,7 @@ run "first_boot" {
   command = plan
 
   assert {
-    condition     = alltrue([for line in ["ECS_CLUSTER=shoal-default", "ECS_ENABLE_SPOT_INSTANCE_DRAINING=true", "ECS_CONTAINER_STOP_TIMEOUT=120s", "prjquota", "cgroup2fs", "swapoff --all", "\"default-cgroupns-mode\": \"host\"", "ECS_INSTANCE_ATTRIBUTES={\"shoal.pool\":\"default\"}"] : strcontains(output.user_data, line)])
+    condition     = alltrue([for line in ["ECS_CLUSTER=shoal-default", "ECS_WARM_POOLS_CHECK=true", "ECS_ENABLE_SPOT_INSTANCE_DRAINING=true", "ECS_CONTAINER_STOP_TIMEOUT=120s", "prjquota", "cgroup2fs", "swapoff --all", "\"default-cgroupns-mode\": \"host\"", "ECS_INSTANCE_ATTRIBUTES={\"shoal.pool\":\"default\"}"] : strcontains(output.user_data, line)])
     error_message = "A host joins its cluster, drains on Spot notices, has a disk with quotas, cgroups v2 and no swap."
   }
 
