@@ -10,15 +10,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from provisioner.placement import Ask, HostView, Room, WarmName, filled
+from provisioner.placement import Ask, HostView, Room, WarmName, costs, filled
 from shoal.contract.base import HostId
 from shoal.contract.states import Substrate
 
 #: Draws per host wanted, after which the fitting ones are too rare to be found by chance.
 _DRAWS = 8
 _NONE = Room()
+_Name = TypeVar("_Name")
 _Kind = tuple[str, frozenset[Substrate], frozenset[str]]
 
 
@@ -70,10 +71,10 @@ class Board:
         before = self._views.get(view.id)
         if before is not None:
             if _kind(before) != _kind(view) or not view.open:
-                self._leave(self._kinds, _kind(before), view.id)
+                _leave(self._kinds, _kind(before), view.id)
             for name in before.warm:
                 if not view.open or view.warm.get(name, 0) <= 0:
-                    self._leave(self._warm, name, view.id)
+                    _leave(self._warm, name, view.id)
         self._views[view.id] = view
         if view.open:
             self._kinds.setdefault(_kind(view), _Group()).put(view)
@@ -85,9 +86,9 @@ class Board:
         """A host is gone."""
         view = self._views.pop(id, None)
         if view is not None:
-            self._leave(self._kinds, _kind(view), id)
+            _leave(self._kinds, _kind(view), id)
             for name in view.warm:
-                self._leave(self._warm, name, id)
+                _leave(self._warm, name, id)
 
     def get(self, id: HostId) -> HostView | None:
         """A host, or None."""
@@ -123,16 +124,18 @@ class Board:
         def is_warm(host: HostView) -> bool:
             return takes(host) and host.warm[ask.warm] > claimed.get((host.id, ask.warm), 0)
 
-        drawn: list[HostView] = []
         warm = self._warm.get(ask.warm)
         if warm is not None:
             drawn = _draw([warm], is_warm, chance, sample)
-        if not drawn:
-            for groups in self._ranked(ask):
-                drawn = _draw(groups, takes, chance, sample)
-                if drawn:
-                    break
-        return min(drawn, key=lambda host: filled(host, ask, extra), default=None)
+            if drawn:
+                return min(drawn, key=lambda host: filled(host, ask, extra))
+        drawn = []
+        ranks = self._ranked(ask)
+        while ranks and not drawn:
+            drawn = _draw(ranks.pop(0), takes, chance, sample)
+        if ranks:
+            drawn += _draw([group for rank in ranks for group in rank], takes, chance, sample)
+        return min(drawn, key=lambda host: costs(host, ask, extra), default=None)
 
     def _ranked(self, ask: Ask) -> list[list[_Group]]:
         """The groups that may take it, those with most of its layers first."""
@@ -142,13 +145,13 @@ class Board:
                 ranks.setdefault(len(ask.layers & layers), []).append(group)
         return [ranks[overlap] for overlap in sorted(ranks, reverse=True)]
 
-    @staticmethod
-    def _leave(groups: dict[_Kind, _Group] | dict[WarmName, _Group], name: object, id: HostId) -> None:
-        group = groups.get(name)  # type: ignore[arg-type]
-        if group is not None:
-            group.drop(id)
-            if not group.hosts:
-                del groups[name]  # type: ignore[arg-type]
+
+def _leave(groups: dict[_Name, _Group], name: _Name, id: HostId) -> None:
+    group = groups.get(name)
+    if group is not None:
+        group.drop(id)
+        if not group.hosts:
+            del groups[name]
 
 
 def _kind(view: HostView) -> _Kind:

@@ -1,8 +1,10 @@
 """Which host a sandbox goes to: filter, sample, score. Pure but for the chance that is handed in.
 
-Of the hosts that can take it, those with a warm sandbox of its kind come first, then those that have its layers, then
-any. Among those of one rank a few are drawn and the least loaded wins: with stale views of many replicas, the very
-least loaded of all would be everybody's choice at once (power of k choices, Mitzenmacher 2001).
+Of the hosts that can take it, those with a warm sandbox of its kind come first. Among those a few are drawn and the
+least filled wins: with stale views of many replicas, the very least filled of all would be everybody's choice at once
+(power of k choices, Mitzenmacher 2001). Without a warm one, a few are drawn of those that have most of its layers, and
+a few of the others; to have them is worth a twentieth of a host: without a bound, a burst from a new image would fill
+the few hosts that have it while others stand empty.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from shoal.contract.states import Substrate
 
 #: Sizes of sandboxes' disks, MiB: what was asked for is rounded up to one, so that warm ones fit many.
 DISK_CLASSES_MIB = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
+#: By how much fuller a host may be that has all layers of a disk than one that has none: fetching them costs seconds.
+LAYERS_WORTH = 0.05
 #: Warm sandboxes are interchangeable when these agree: the disk's digest, substrate, disk class.
 WarmName = tuple[str, Substrate, int]
 
@@ -185,7 +189,7 @@ def choose(
     """The host for it, or None when none of them can take it.
 
     Args:
-        sample: How many of the best rank are drawn.
+        sample: How many are drawn: of the warm ones, or of those with most layers and of the others each.
         extra: What was placed on hosts that their views do not show yet.
         claimed: Warm sandboxes taken that the views do not show yet.
         tried: Hosts that refused.
@@ -196,18 +200,24 @@ def choose(
     if not fitting:
         return None
 
-    def rank(host: HostView) -> float:
-        if host.warm.get(ask.warm, 0) - claimed.get((host.id, ask.warm), 0) > 0:
-            return 2.0
-        return len(ask.layers & host.layers) / len(ask.layers) if ask.layers else 0.0
+    def draw(some: list[HostView]) -> list[HostView]:
+        some = sorted(some, key=lambda host: host.id)
+        return chance.sample(some, sample) if len(some) > sample else some
 
-    ranks = {host.id: rank(host) for host in fitting}
-    best = max(ranks.values())
-    drawn = sorted((host for host in fitting if ranks[host.id] == best), key=lambda host: host.id)
-    if len(drawn) > sample:
-        drawn = chance.sample(drawn, sample)
+    warm = [host for host in fitting if host.warm.get(ask.warm, 0) > claimed.get((host.id, ask.warm), 0)]
+    if warm:
+        return min(draw(warm), key=lambda host: filled(host, ask, extra))
+    most = max(len(ask.layers & host.layers) for host in fitting)
+    drawn = draw([host for host in fitting if len(ask.layers & host.layers) == most])
+    drawn += draw([host for host in fitting if len(ask.layers & host.layers) < most])
+    return min(drawn, key=lambda host: costs(host, ask, extra))
 
-    return min(drawn, key=lambda host: filled(host, ask, extra))
+
+def costs(host: HostView, ask: Ask, extra: Mapping[HostId, Room]) -> tuple[float, float, str]:
+    """How full a host is with that on it, and the worth of the layers it lacks: less is better."""
+    share, load, id = filled(host, ask, extra)
+    lacks = 1 - len(ask.layers & host.layers) / len(ask.layers) if ask.layers else 0.0
+    return (share + LAYERS_WORTH * lacks, load, id)
 
 
 def filled(host: HostView, ask: Ask, extra: Mapping[HostId, Room]) -> tuple[float, float, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from provisioner.board import Board
@@ -21,6 +21,7 @@ from shoal.contract.host import WarmKey
 from shoal.contract.states import HostState, Substrate
 
 SUBSTRATES = frozenset({Substrate.CONTAINER})
+_NO_WARM: WarmName = ("", Substrate.CONTAINER, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,10 +167,13 @@ class Replica:
 
     def choose(self, ask: Ask, tried: frozenset[HostId]) -> HostView | None:
         """The host for it."""
+        if self.policy != "shoal":
+            ask = replace(ask, warm=_NO_WARM, layers=frozenset())
         if self.policy == "random":
+            # Any that looks as if it had room.
             return self.board.choose(ask, self.chance, sample=1, tried=tried)
         if self.policy == "least":
-            # Of all, by the view alone: what everybody does who looks at the load and takes the best.
+            # The least filled of all by the view alone: everybody's first idea.
             views = self.board.views()
             return choose(ask, views, self.chance, sample=len(views) or 1, tried=tried)
         return self.board.choose(

@@ -8,7 +8,12 @@ from typing import Any
 
 from provisioner.simulate.measures import Measures
 
-_SETTINGS: dict[Any, Any] = {"svg.hashsalt": "shoal", "svg.fonttype": "none", "font.size": 9, "path.simplify": True}
+_SETTINGS: dict[Any, Any] = {
+    "svg.hashsalt": "shoal",
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "path.simplify": True,
+}
 _POINTS = 400
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from provisioner.placement import (
     DISK_CLASSES_MIB,
+    LAYERS_WORTH,
     Ask,
     HostView,
     PlacementMemory,
@@ -96,19 +97,39 @@ def test_only_hosts_that_can_take_it(
 
 
 @given(views, st.integers(0, 2**32))
-def test_warm_then_layers_then_load(hosts: list[HostView], seed: int) -> None:
-    """A host with a warm sandbox is taken before any without; then more of the layers; then less load."""
+def test_warm_before_any_then_fill_and_layers(hosts: list[HostView], seed: int) -> None:
+    """A host with a warm sandbox is taken before any without, the least filled of them; else the least filled, where
+    all the layers are worth a twentieth of a host."""
     chosen = choose(ask(), hosts, random.Random(seed), sample=100)
     if chosen is None:
         return
 
-    def rank(host: HostView) -> tuple[float, float]:
-        warm = host.warm.get(WARM, 0) > 0
-        layers = 1.0 if warm else len(host.layers & {"l1", "l2"}) / 2
-        return (float(warm) + layers, -(host.held + ONE).share_of(host.capacity))
+    def cost(host: HostView) -> tuple[bool, float]:
+        cold = host.warm.get(WARM, 0) == 0
+        lacks = 1 - len(host.layers & {"l1", "l2"}) / 2
+        return (cold, (host.held + ONE).share_of(host.capacity) + (LAYERS_WORTH * lacks if cold else 0.0))
 
     fitting = [host for host in hosts if choose(ask(), [host], random.Random(0)) is not None]
-    assert rank(chosen) == max(rank(host) for host in fitting)
+    assert cost(chosen) == min(cost(host) for host in fitting)
+
+
+def test_a_burst_from_a_new_image_does_not_fill_the_few_hosts_that_have_it() -> None:
+    """Few hosts with the layers draw a small burst; a large one spreads over all."""
+    chance = random.Random(5)
+    hosts = [view(f"h{n:02d}", layers=frozenset({"l1", "l2"} if n < 2 else ())) for n in range(50)]
+    small = ask(room=Room(cpu_millis=10, memory_mib=1, disk_mib=1, sandboxes=0))
+    memory = PlacementMemory()
+    load: Counter[str] = Counter()
+    for n in range(5000):
+        chosen = choose(small, hosts, chance, extra=memory.extra())
+        assert chosen is not None
+        memory.begin(chosen.id, small.room, WARM)
+        load[chosen.id] += 1
+        if n == 50:
+            assert set(load) == {"h00", "h01"}
+    # A twentieth of a host is 40 of these.
+    assert max(load.values()) <= 100 + 40
+    assert len(load) == 50
 
 
 def test_a_claimed_warm_sandbox_is_not_counted_twice() -> None:
