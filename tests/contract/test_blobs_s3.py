@@ -22,6 +22,7 @@ from provisioner.aws.clients import AwsClients
 from provisioner.blobs import names, s3_writes
 from provisioner.blobs.port import BlobCorrupt, BlobError, BlobExists, BlobUnavailable
 from provisioner.blobs.s3 import S3Blobs
+from provisioner.blobs.s3_calls import UploadGone
 from provisioner.clock import ManualClock
 from runtime_image.agent.transfer import TransferError, UrlTransfer
 from shoal.client.config import ClientConfig
@@ -161,6 +162,40 @@ async def test_a_dropped_upload_is_not_called_a_success(clients: AwsClients, buc
     with pytest.raises(BlobExists):
         await blobs.put_if_absent("a", stream(bytes(PART + 1)))
     assert await blobs.read("a") == b"other"
+
+
+async def test_a_lost_answer_does_not_make_its_winner_a_loser(clients: AwsClients, bucket: str) -> None:
+    """A conditional write whose answer was lost is repeated and finds its own object: it was the first, and says so.
+    Another's is another's."""
+
+    class LosesOnce(Scripted):
+        lost = False
+
+        def harm(self, *kinds: str) -> str | None:
+            self.lost, before = True, self.lost
+            return None if before else "lost"
+
+    for name, data in (("whole", b"mine"), ("parts", b"m" * (PART + 1))):
+        blobs = S3Blobs(LosesOnce(clients, 0), bucket, clock=HastyClock())
+        if name == "parts":
+            blobs._calls.call = _losing(blobs._calls.call)  # type: ignore[method-assign]
+        await blobs.put_if_absent(name, data)
+        assert await blobs.read(name) == data
+        for theirs in (S3Blobs(clients, bucket), S3Blobs(LosesOnce(clients, 0), bucket, clock=HastyClock())):
+            with pytest.raises(BlobExists):
+                await theirs.put_if_absent(name, data)
+
+
+def _losing(call: Any) -> Any:
+    """Lets a completed upload's answer be lost, as far as the adapter knows."""
+
+    async def losing(operation: str, **arguments: Any) -> Any:
+        answer = await call(operation, **arguments)
+        if operation == "complete_multipart_upload":
+            raise UploadGone("the repetition found no such upload")
+        return answer
+
+    return losing
 
 
 async def test_throttles_are_waited_out_within_bounds_and_counted(clients: AwsClients, bucket: str) -> None:
