@@ -6,10 +6,10 @@ locals {
   control_url = "${var.ministack_url}/_aws/execute-api/${module.api.api_id}/$default"
   policy = {
     SHOAL_PROVISIONER_POOLS = jsonencode([module.pool.settings])
-    # Shorter than on AWS, where heartbeats are billed by the request: the demo waits for a lost host.
-    SHOAL_PROVISIONER_HEARTBEAT_S   = "2"
-    SHOAL_PROVISIONER_LEASE_S       = "15"
-    SHOAL_PROVISIONER_LOST_MARGIN_S = "5"
+    # As on AWS: a cold start of a function takes seconds on a small machine, and a heartbeat may meet one.
+    SHOAL_PROVISIONER_HEARTBEAT_S   = "5"
+    SHOAL_PROVISIONER_LEASE_S       = "60"
+    SHOAL_PROVISIONER_LOST_MARGIN_S = "15"
   }
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from provisioner.capacity.processes import ProcessName, is_alive, name_of, send, spawn
+from provisioner.capacity.processes import ProcessName, boot_id, is_alive, name_of, send, spawn
 from scripts.localstack.places import ROOT, Places
 
 _READY_S = 90.0
@@ -67,31 +68,44 @@ class Daemons:
             time.sleep(_POLL_S)
 
     def stop(self, name: str) -> None:
-        """SIGTERM, then SIGKILL; returns when it is gone. Harmless when it does not run."""
-        process = self.running(name)
+        """SIGTERM, then SIGKILL, then whatever it started and left; returns when all is gone. Harmless when it does
+        not run."""
+        process = self._known(name)
         if process is not None:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                send(process, number)
-                deadline = time.monotonic() + _STOP_S
-                while is_alive(process) and time.monotonic() < deadline:
-                    time.sleep(_POLL_S)
-                if not is_alive(process):
+            left = [process]
+            for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
+                for each in left:
+                    send(each, number)
+                self._gone(left)
+                left = _session(process)
+                if not left:
                     break
             else:
-                raise self._failed(name, "does not end")
+                raise self._failed(name, f"does not end: {left}")
         self._file(name).unlink(missing_ok=True)
+
+    @staticmethod
+    def _gone(processes: Sequence[ProcessName]) -> None:
+        deadline = time.monotonic() + _STOP_S
+        while any(is_alive(each) for each in processes) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def running(self, name: str) -> ProcessName | None:
         """The process, if it still runs."""
-        try:
-            process = ProcessName(**json.loads(self._file(name).read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
-        return process if is_alive(process) else None
+        process = self._known(name)
+        return process if process is not None and is_alive(process) else None
 
     def log(self, name: str) -> Path:
         """What it prints."""
         return self._places.logs / f"{name}.log"
+
+    def _known(self, name: str) -> ProcessName | None:
+        """The process that was started last, if that was in this boot."""
+        try:
+            process = ProcessName(**json.loads(self._file(name).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return process if process.boot == boot_id() else None
 
     def _file(self, name: str) -> Path:
         return self._places.run / f"{name}.json"
@@ -102,6 +116,31 @@ class Daemons:
         except OSError:
             said = ""
         return DaemonError(f"{name} {how}:\n{said}")
+
+
+def _session(leader: ProcessName) -> list[ProcessName]:
+    """What still runs of the session that a process led: a session's id is not given anew while one of it lives."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == leader.pid and int(fields[19]) >= leader.started:
+                process = name_of(int(entry.name))
+                if process is not None:
+                    found.append(process)
+    return found
+
+
+def stop_dockerd(daemons: Daemons, places: Places) -> None:
+    """End it, and unmount what it leaves mounted."""
+    daemons.stop("dockerd")
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        target = line.split()[4]
+        if target.startswith((f"{places.state}/docker/", f"{places.cache}/docker")):
+            subprocess.run(["umount", target], check=False)
 
 
 def start_dockerd(daemons: Daemons, places: Places) -> None:

@@ -28,7 +28,9 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
+from runtime_image.agent.host_runtime import cgroup_name_of
 from scripts.localstack.docker import INSTANCE_LABEL, TASK_LABEL, Docker, DockerError
+from scripts.localstack.events import Events
 from scripts.localstack.places import REGION, Places, places
 
 _log = logging.getLogger("machines")
@@ -70,9 +72,11 @@ class Machines:
 
     Args:
         clients: By the SDK's name of the service: `ecs`, `ec2`, `autoscaling`.
+        events: Who is told, as ECS does.
     """
 
-    def __init__(self, clients: Mapping[str, Any], docker: Docker, places: Places) -> None:
+    def __init__(self, clients: Mapping[str, Any], docker: Docker, places: Places, events: Events) -> None:
+        self._events = events
         self._ecs, self._ec2, self._groups = clients["ecs"], clients["ec2"], clients["autoscaling"]
         self._docker = docker
         self._places = places
@@ -153,6 +157,8 @@ class Machines:
             shutil.copytree(seed, directory / "disk", dirs_exist_ok=True, symlinks=True)
         (directory / "machine.json").write_text(json.dumps(asdict(machine)))
         _log.info("booted %s in %s at %s", id, cluster, machine.address)
+        about = {"clusterArn": answer["containerInstance"].get("clusterArn") or _cluster_arn(arn)}
+        self._events.send("aws.ecs", "ECS Container Instance State Change", {**about, "status": "ACTIVE"})
 
     def _terminate(self, machine: Machine) -> None:
         """The machine is gone: its containers die at once, its disk is wiped."""
@@ -179,7 +185,10 @@ class Machines:
     def _sweep(self, machine: Machine, image: str) -> None:
         """What ends with a real machine and not with a container: cgroups, mounts that others see."""
         for home in sorted((self._places.instances / machine.id / "disk" / "hosts").glob("*")):
-            command = ["-m", "runtime_image.agent.cleanup", "--home", f"/var/lib/shoal/hosts/{home.name}"]
+            inside = f"/var/lib/shoal/hosts/{home.name}"
+            with (self._places.state / "cgroups").open("a") as seen:
+                seen.write(cgroup_name_of(Path(inside)) + "\n")
+            command = ["-m", "runtime_image.agent.cleanup", "--home", inside]
             options = [
                 *_UNCONFINED, "--entrypoint", "python3",
                 *(part for name in _held(_ALL) for part in ("--cap-add", name)),
@@ -232,6 +241,7 @@ class Machines:
                 )
                 container = self._docker.run(options, about["image"], environment)
                 _log.info("started %s on %s: container %s", task["taskArn"], machine.id, container[:12])
+            self._tell(task, "RUNNING")
         except DockerError as error:
             _log.error("%s", error)
             self._report(task, f"CannotStartContainerError: {error}")
@@ -255,6 +265,11 @@ class Machines:
             cluster=task["clusterArn"], task=task["taskArn"], status="STOPPED", reason=reason
         )
         _log.info("reported %s: %s", task["taskArn"], reason)
+        self._tell(task, "STOPPED")
+
+    def _tell(self, task: Mapping[str, Any], status: str) -> None:
+        about = {name: task.get(name) for name in ("taskArn", "clusterArn", "group", "startedBy")}
+        self._events.send("aws.ecs", "ECS Task State Change", {**about, "lastStatus": status})
 
 
 def container_options(
@@ -297,6 +312,11 @@ def container_options(
         "SHOAL_AGENT_DISK_MIB": str(_DISK_MIB),
     }
     return options, environment
+
+
+def _cluster_arn(instance: str) -> str:
+    """Of a container instance's ARN, `...:container-instance/<cluster>/<id>`."""
+    return instance.rpartition("/")[0].replace(":container-instance/", ":cluster/")
 
 
 def _port(environment: Mapping[str, str]) -> str:
@@ -342,7 +362,7 @@ def clients(where: Places) -> dict[str, Any]:
             aws_access_key_id="test",
             aws_secret_access_key="test",
         )
-        for name in ("ecs", "ec2", "autoscaling")
+        for name in ("ecs", "ec2", "autoscaling", "events", "lambda")
     }
 
 
@@ -352,7 +372,8 @@ def main() -> int:
     logging.getLogger("botocore").setLevel(logging.WARNING)
     where = places()
     where.instances.mkdir(parents=True, exist_ok=True)
-    machines = Machines(clients(where), Docker(where.docker_host), where)
+    by_name = clients(where)
+    machines = Machines(by_name, Docker(where.docker_host), where, Events(by_name))
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())

@@ -13,9 +13,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from moto.core.responses import ActionResult  # type: ignore[import-not-found]
 from moto.core.types import Base64EncodedString  # type: ignore[import-not-found]
 from moto.ec2.models.launch_templates import LaunchTemplateVersion  # type: ignore[import-not-found]
-from moto.core.responses import ActionResult  # type: ignore[import-not-found]
 from moto.ecs.models import EC2ContainerServiceBackend, Task  # type: ignore[import-not-found]
 from moto.ecs.responses import EC2ContainerServiceResponse  # type: ignore[import-not-found]
 from moto.moto_api import state_manager  # type: ignore[import-not-found]
