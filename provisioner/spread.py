@@ -26,9 +26,10 @@ _KNOWN_S = 10.0
 _LEAST = 10
 
 
-def shards_of(book: Stored | None) -> int:
-    """Over how many shards a tenant's quota is spread: a power of two, from how many sessions' worth was ever given."""
-    peak = int(book.item.get("peak") or 0) if book is not None else 0
+def shards_of(book: Stored | None, more: int = 0) -> int:
+    """Over how many shards a tenant's quota is spread: a power of two, from how many sessions' worth was ever given;
+    `more`: once that is given, too."""
+    peak = (int(book.item.get("peak") or 0) if book is not None else 0) + more
     shards = 1
     while shards < keys.QUOTA_SHARDS and peak >= 2 * shards * SESSIONS_PER_SHARD:
         shards *= 2

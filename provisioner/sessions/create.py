@@ -196,7 +196,8 @@ class Creating:
                 failed = ops[error.index]
                 if failed is take:
                     rooms += 1
-                    await self.grants.make_room(session.tenant, session.grant, amounts)
+                    grant = await self.grants.room_for(session.tenant, session.id, amounts)
+                    session = replace(await self.spread(session), grant=grant)
                     continue
                 looks += 1
                 if error.current is None:

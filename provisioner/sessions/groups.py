@@ -169,10 +169,10 @@ class Groups:
                         raise key_conflict() from error
                     there = error.current if error.index == 0 else None
                     return load(Group, there.item) if there is not None else group
-                # One of the shards has too little: all of it comes from one then, which may borrow from all others.
-                shard = group.grants[0][0]
-                group = replace(group, grants=((shard, len(good)),))
-                await grants.make_room(who.tenant, shard, quota.needed(resources))
+                parts = await grants.room_for_group(
+                    who.tenant, id, [quota.needed([one]) for one in resources]
+                )
+                group = replace(group, grants=tuple(parts))
             else:
                 return group
         raise ShoalError(

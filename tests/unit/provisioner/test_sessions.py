@@ -554,9 +554,7 @@ async def test_an_unconfirmed_sandbox_is_adopted_when_its_placer_died(world: Wor
     session = await world.services.sessions.get(WHO, status.session)
     assert session.state is SessionState.RUNNING
     assert session.host == host.id
-    assert (
-        await world.store.get(keys.queued("default", session.created_at, session.id)) is None
-    )
+    assert await world.store.get(keys.queued("default", session.created_at, session.id)) is None
 
 
 async def test_a_rewind_is_told_also_when_no_record_shows_a_step(world: World) -> None:

@@ -1,0 +1,263 @@
+"""A tenant's quota in shards: never exceeded, never refused while there is some, never leaked, in whatever order the
+calls of concurrent creates, ends and changes of the limits reach the store."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provisioner import keys, quota, spread
+from provisioner.auth import DEFAULT_TENANT
+from provisioner.model import Tenant, dump
+from provisioner.quota import DIMENSIONS
+from provisioner.sessions import grants as grants_module
+from provisioner.sessions.grants import Grants, held_by
+from provisioner.store.fake import FakeStore
+from provisioner.store.port import ConditionFailed, Key, Op, Page, Put, Stored
+from shoal.contract.errors import ErrorCode, ShoalError
+from tests.unit.provisioner.world import World
+
+ONE = {"sessions": 1, "cpu_millis": 500, "memory_mib": 256}
+
+
+class Shuffled:
+    """A store whose calls wait until it is their turn: `drive` says whose."""
+
+    def __init__(self, store: FakeStore, seen: Callable[[], None]) -> None:
+        self._store = store
+        self._seen = seen
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def _turn(self) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        await turn
+
+    async def get(self, key: Key) -> Stored | None:
+        await self._turn()
+        return await self._store.get(key)
+
+    async def get_many(self, keys: Sequence[Key]) -> list[Stored | None]:
+        # No moment in common: every item is read at a turn of its own, as the port allows.
+        found = []
+        for key in keys:
+            await self._turn()
+            found.append(await self._store.get(key))
+        return found
+
+    async def query(self, pk: str, **how: Any) -> Page:
+        await self._turn()
+        return await self._store.query(pk, **how)
+
+    async def transact(self, ops: Sequence[Op], *, token: str | None = None) -> None:
+        await self._turn()
+        await self._store.transact(ops, token=token)
+        self._seen()
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def drive(self, work: Sequence[Coroutine[Any, Any, Any]], chance: random.Random) -> list[Any]:
+        tasks = [asyncio.ensure_future(each) for each in work]
+        while not all(task.done() for task in tasks):
+            for _ in range(5):
+                await asyncio.sleep(0)
+            if self._waiting:
+                self._waiting.pop(chance.randrange(len(self._waiting))).set_result(None)
+        return [task.result() for task in tasks]
+
+
+class Quota:
+    """A tenant over a store whose calls are shuffled, and what happens to its sessions."""
+
+    def __init__(self, seed: int, *, sessions: int | None, cpu_millis: int | None = None) -> None:
+        self.plain = FakeStore()
+        self.store = Shuffled(self.plain, self.look)
+        self.chance = random.Random(seed)
+        self.worst = 0
+        self.limits = {"sessions": sessions, "cpu_millis": cpu_millis}
+        self.replicas: list[Grants] = []
+        self.taken: list[int] = []
+
+    async def open(self, replicas: int = 3) -> Quota:
+        await self.plain.transact([self.tenant()])
+        for number in range(replicas):
+            self.replicas.append(Grants(World(self.store).replica(f"r{number}").context))
+        return self
+
+    def tenant(self) -> Put:
+        record = Tenant(
+            id=DEFAULT_TENANT,
+            name="t",
+            parent=None,
+            created_at=datetime(2026, 11, 1, tzinfo=UTC),
+            max_sessions=self.limits["sessions"],
+            max_cpu_millis=self.limits["cpu_millis"],
+        )
+        return Put(key=keys.tenant(DEFAULT_TENANT), item=dump(record))
+
+    def items(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        dump = self.plain.dump()
+        book = dump.get(keys.book(DEFAULT_TENANT), {})
+        return book, [item for key, item in dump.items() if key.pk.startswith(f"QUOTA#{DEFAULT_TENANT}#")]
+
+    def look(self) -> None:
+        """After every write: no room is below none, and what was given is what is held and what may be."""
+        book, shards = self.items()
+        for name in DIMENSIONS:
+            held = sum(shard.get(name) or 0 for shard in shards)
+            room = sum(shard.get(f"room_{name}") or 0 for shard in shards)
+            assert all((shard.get(f"room_{name}") or 0) >= 0 for shard in shards)
+            assert all((shard.get(name) or 0) >= 0 for shard in shards)
+            assert (book.get(name) or 0) == held + room, name
+        self.worst = max(self.worst, self.held())
+
+    def held(self) -> int:
+        return sum(shard.get("sessions") or 0 for shard in self.items()[1])
+
+    async def create(self, id: str, amounts: dict[str, int] = ONE) -> bool:
+        """As a create does it: take of the shard of the id; where it is short, have room made there."""
+        grants = self.chance.choice(self.replicas)
+        shard = await grants.shard(DEFAULT_TENANT, id)
+        while True:
+            try:
+                await self.store.transact([quota.take(DEFAULT_TENANT, shard, amounts)])
+            except ConditionFailed:
+                try:
+                    shard = await grants.room_for(DEFAULT_TENANT, id, amounts)
+                except ShoalError as error:
+                    if error.code is not ErrorCode.QUOTA_EXCEEDED:
+                        raise
+                    return False
+            else:
+                self.taken.append(shard)
+                return True
+
+    async def end(self, amounts: dict[str, int] = ONE) -> None:
+        """As an end does it: give back where it was taken."""
+        if self.taken:
+            shard = self.taken.pop(self.chance.randrange(len(self.taken)))
+            await self.store.transact([quota.give_back(DEFAULT_TENANT, shard, amounts)])
+
+
+@pytest.fixture(autouse=True)
+def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards open at a tenth of the usual size, so that few sessions meet many of them."""
+    monkeypatch.setattr(spread, "SESSIONS_PER_SHARD", 2)
+    monkeypatch.setattr(grants_module, "_AHEAD", 1)
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(story())  # type: ignore[arg-type]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), limit=st.integers(1, 24), over=st.integers(0, 10))
+def test_all_of_a_quota_can_be_taken_and_no_more(seed: int, limit: int, over: int) -> None:
+    """Of concurrent creates exactly as many are let in as the quota has room for, and all room can be had again."""
+
+    async def story() -> None:
+        tenant = await Quota(seed, sessions=limit).open()
+        for _ in range(2):
+            done = await tenant.store.drive(
+                [tenant.create(f"ses_{n}") for n in range(limit + over)], tenant.chance
+            )
+            assert sum(done) == limit
+            assert tenant.worst == limit
+            ends = [tenant.end() for _ in range(limit)]
+            await tenant.store.drive(ends, tenant.chance)
+            assert tenant.held() == 0
+
+    run(story)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), limit=st.integers(1, 30), steps=st.integers(10, 40))
+def test_creates_and_ends_in_any_order_keep_the_quota(seed: int, limit: int, steps: int) -> None:
+    """Creates and ends at the same time never hold more than the quota, and leave nothing behind."""
+
+    async def story() -> None:
+        tenant = await Quota(seed, sessions=limit, cpu_millis=500 * limit).open()
+        work: list[Coroutine[Any, Any, Any]] = [
+            tenant.create(f"ses_{n}") if tenant.chance.random() < 0.7 else tenant.end() for n in range(steps)
+        ]
+        await tenant.store.drive(work, tenant.chance)
+        assert tenant.worst <= limit
+        assert tenant.held() == len(tenant.taken)
+        await tenant.store.drive([tenant.end() for _ in list(tenant.taken)], tenant.chance)
+        _, shards = tenant.items()
+        assert all(not shard.get(name) for shard in shards for name in DIMENSIONS)
+        # All of it can be taken once more: no room was lost.
+        done = await tenant.store.drive([tenant.create(f"new_{n}") for n in range(limit)], tenant.chance)
+        assert all(done)
+
+    run(story)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    first=st.one_of(st.none(), st.integers(1, 30)),
+    then=st.one_of(st.none(), st.integers(1, 30)),
+)
+def test_a_new_limit_holds_once_it_is_known(seed: int, first: int | None, then: int | None) -> None:
+    """Once a replica has seen changed limits no create adds to what is over them; below them creates are let in."""
+
+    async def story() -> None:
+        tenant = await Quota(seed, sessions=first).open()
+        await tenant.store.drive([tenant.create(f"ses_{n}") for n in range(20)], tenant.chance)
+        tenant.limits["sessions"] = then
+
+        async def change() -> None:
+            await tenant.store.transact([tenant.tenant()])
+            tenant.replicas[0]._known.clear()
+            await tenant.replicas[0].shards(DEFAULT_TENANT)
+
+        racing = [tenant.create(f"mid_{n}") for n in range(5)]
+        await tenant.store.drive([change(), *racing, tenant.end(), tenant.end()], tenant.chance)
+        before = tenant.held()
+        tenant.worst = 0
+        await tenant.store.drive([tenant.create(f"late_{n}") for n in range(40)], tenant.chance)
+        if then is None:
+            assert tenant.held() == before + 40
+        else:
+            assert tenant.held() == max(before, then)
+        await tenant.store.drive([tenant.end() for _ in list(tenant.taken)], tenant.chance)
+        assert tenant.held() == 0
+        wanted = 25 if then is None else then
+        done = await tenant.store.drive([tenant.create(f"new_{n}") for n in range(wanted)], tenant.chance)
+        assert all(done)
+
+    run(story)
+
+
+async def test_counts_are_the_sum_of_the_shards() -> None:
+    """What a tenant holds is told exactly, however it is spread."""
+    tenant = await Quota(1, sessions=None).open(1)
+    await tenant.store.drive([tenant.create(f"ses_{n}") for n in range(33)], tenant.chance)
+    _, shards = tenant.items()
+    assert len(shards) > 4
+    context = World(tenant.plain).replica("x").context
+    assert await held_by(context.store, DEFAULT_TENANT) == {name: 33 * ONE[name] for name in DIMENSIONS}
+
+
+async def test_a_group_takes_of_several_shards_or_borrows_into_one() -> None:
+    """A group's quota is taken of many shards in equal parts; every part is taken, none twice."""
+    tenant = await Quota(2, sessions=64).open(1)
+    await tenant.store.drive([tenant.create(f"ses_{n}") for n in range(32)], tenant.chance)
+    parts = (
+        await tenant.store.drive([tenant.replicas[0].parts(DEFAULT_TENANT, "grp_1", 20)], tenant.chance)
+    )[0]
+    assert sum(count for _, count in parts) == 20
+    assert len({shard for shard, _ in parts}) == len(parts) > 1
+    assert await asyncio.sleep(0) is None
+    many = {name: 32 * amount for name, amount in ONE.items()}
+    assert (await tenant.store.drive([tenant.create("big", many)], tenant.chance)) == [True]
+    assert tenant.held() == 64
