@@ -19,6 +19,8 @@ from runtime_image.layers.pack import unpack
 from runtime_image.layers.walk import walk
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+#: In place of a boot id: the layer is whole after any boot.
+_ANY_BOOT = "any"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -47,7 +49,8 @@ class LayerCache:
         root/incoming/            blobs on their way
 
     Layers are not flushed to the disk: after a crash of the machine (told by its boot id) they are
-    unpacked again. Pins last as long as the process: one that takes over sandboxes pins their layers
+    unpacked again, unless they were sealed (`seal`), as in a machine image that is made with layers
+    on its disk. Pins last as long as the process: one that takes over sandboxes pins their layers
     before anybody evicts.
     """
 
@@ -204,6 +207,18 @@ class LayerCache:
                 gone.append(layer.digest)
         return gone
 
+    def seal(self) -> list[str]:
+        """Flushes what is here to the disk and lets it count after any boot; the digests.
+
+        For a disk that becomes part of a machine image. Nobody else may use the cache meanwhile.
+        """
+        layers = self.contents()
+        os.sync()
+        for layer in layers:
+            self._mark(layer.digest, layer.bytes, boot_id=_ANY_BOOT)
+        os.sync()
+        return [layer.digest for layer in layers]
+
     def sweep(self) -> None:
         """Removes what a killed process left half done. Safe while others work."""
         for partial in [*self._layers.glob(".*.partial"), *self._incoming.iterdir()]:
@@ -233,7 +248,7 @@ class LayerCache:
             with path.open("rb") as file:
                 known = json.load(file)
                 used_at_ns = os.fstat(file.fileno()).st_mtime_ns
-            if known["boot_id"] != self._boot_id:
+            if known["boot_id"] not in (self._boot_id, _ANY_BOOT):
                 return None
             return int(known["bytes"]), used_at_ns
         except FileNotFoundError:
@@ -250,10 +265,10 @@ class LayerCache:
             return False
         return True
 
-    def _mark(self, digest: str, size: int) -> None:
+    def _mark(self, digest: str, size: int, *, boot_id: str | None = None) -> None:
         path = self._marker_path(digest)
         aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        aside.write_text(json.dumps({"bytes": size, "boot_id": self._boot_id}))
+        aside.write_text(json.dumps({"bytes": size, "boot_id": boot_id or self._boot_id}))
         aside.rename(path)
 
     def _open_lock(self, digest: str, purpose: str) -> int:

@@ -139,6 +139,26 @@ def test_what_a_crash_left_is_not_trusted(cache: LayerCache, blobs: Blobs) -> No
     assert blobs.fetched == [digest] * 3
 
 
+def test_a_sealed_layer_counts_after_any_boot(
+    tmp_path: Path, blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that was made with layers on it serves hosts that never fetched them; what came later does not count."""
+    digest, later = blobs.make("one"), blobs.make("two")
+    made = LayerCache(tmp_path / "cache")
+    made.ensure(digest, blobs.fetch(digest))
+    assert made.seal() == [digest]
+    made.ensure(later, blobs.fetch(later))
+    booted = tmp_path / "boot_id"
+    booted.write_text("another boot\n")
+    monkeypatch.setattr("runtime_image.layers.cache._BOOT_ID", booted)
+    there = LayerCache(tmp_path / "cache")
+    assert there.has(digest)
+    assert not there.has(later)
+    there.ensure(digest, blobs.fetch(digest))
+    assert blobs.fetched == [digest, later]
+    assert there.evict(0) == [digest]
+
+
 def test_sweeping_takes_what_was_left_half_done(cache: LayerCache, blobs: Blobs) -> None:
     """Partial trees and blobs of a killed process go; whole layers stay."""
     digest = blobs.make("one")
