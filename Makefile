@@ -5,7 +5,8 @@ PY := $(VENV)/bin/python
 PACKAGES := shoal provisioner api runtime_image costs
 CODE := $(PACKAGES) tests bench examples scripts
 
-.PHONY: help setup demo test test-fast check format lint types imports unit openapi infra bench lock bundle wheel clean
+.PHONY: help setup demo test test-fast check format lint types imports unit openapi infra bench lock bundle wheel clean \
+	image localstack localstack-short localstack-up localstack-down
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +57,21 @@ lock: ## write the hash-pinned requirement files anew
 
 bundle: | $(PY) ## the zip files of the Lambda functions, for both architectures, in dist/
 	$(PY) scripts/bundle.py
+
+image: | $(PY) ## the agent's container image, in the Docker daemon that DOCKER_HOST names
+	./scripts/agent_image
+
+localstack: | $(PY) ## the AWS profile on emulators: Terraform, Lambda, ECS, real sandboxes; a demo; nothing left (root)
+	$(PY) -m scripts.localstack run
+
+localstack-short: | $(PY) ## the same, smaller: what CI runs (root)
+	$(PY) -m scripts.localstack run --short
+
+localstack-up: | $(PY) ## only start it, and say how to use it (root)
+	$(PY) -m scripts.localstack up
+
+localstack-down: | $(PY) ## end what localstack-up started (root)
+	$(PY) -m scripts.localstack down
 
 wheel: ## the wheel that trainers install: `shoal` alone
 	$(PY) -m pip wheel -q --no-deps --no-build-isolation -w dist .
