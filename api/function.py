@@ -74,6 +74,8 @@ class Function:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        # What happened to idle connections while the process was frozen is seen before one of them is used again.
+        await asyncio.sleep(0)
         left = _left(scope)
         scope = {**scope, "raw_path": _raw_path(scope)}
         answer = _Answer(self._limit)

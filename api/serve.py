@@ -18,6 +18,7 @@ from contextlib import AbstractAsyncContextManager
 
 import structlog
 import uvloop
+from pydantic import ValidationError
 
 from api import logs
 from api.app import create_app
@@ -26,6 +27,8 @@ from api.options import ServeOptions
 from api.serving import bind, serving
 from api.up import CannotStart
 from provisioner.services import Services
+from provisioner.store.port import StoreError
+from shoal.contract.errors import ShoalError
 
 log = structlog.get_logger("api.serve")
 
@@ -59,13 +62,19 @@ async def _run(options: ServeOptions, listener: socket.socket) -> None:
     from provisioner.aws.settings import AwsSettings
     from provisioner.settings import ProvisionerSettings
 
+    try:
+        aws, settings = AwsSettings(), ProvisionerSettings()
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise CannotStart(f"the settings are not complete or not right ({wrong}); see docs/aws.md") from None
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await serve(
-        lambda: open_services(AwsSettings(), ProvisionerSettings(), role=options.role), listener, stop
-    )
+    try:
+        await serve(lambda: open_services(aws, settings, role=options.role), listener, stop)
+    except (ShoalError, StoreError) as error:
+        raise CannotStart(f"the table {aws.table} cannot be used: {error}") from error
 
 
 async def serve(

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from api.options import ServeOptions, parse
-from api.serve import DRAIN_S, LINGER_S, serve
+from api.serve import DRAIN_S, LINGER_S, run_serve, serve
 from api.serving import bind
+from api.up import CannotStart
 from provisioner.services import Services
 from tests.unit.api.functions import World
 
@@ -74,3 +75,12 @@ def test_its_options_are_those_of_a_task() -> None:
     with pytest.raises(SystemExit):
         parse(["serve", "--role", "reconciler"])
     assert LINGER_S < DRAIN_S < 27
+
+
+def test_what_is_missing_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its settings it does not start, and says which ones."""
+    for name in ("SHOAL_AWS_TABLE", "SHOAL_AWS_BUCKET"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("api.logs.configure", lambda **_: None)
+    with pytest.raises(CannotStart, match=r"table: Field required.*bucket: Field required"):
+        run_serve(parse(["serve", "--host", "127.0.0.1", "--port", "0"]))  # type: ignore[arg-type]
