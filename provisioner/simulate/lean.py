@@ -29,6 +29,8 @@ from shoal.contract.states import HostState, Substrate
 #: Of the queue's pump (`provisioner.sessions.queue`).
 _MISFITS = 50
 _PUMP_S = 1.0
+#: `ProvisionerSettings.start_wait_s`.
+_START_WAIT_S = 2.0
 _SAMPLE = 4
 
 
@@ -184,7 +186,8 @@ class LeanWorld:
         runs_s = host.start(session.kind.ask, now_s, model)
         host.sessions[session] = None
         session.host = host
-        answered_s = runs_s + model.rtt_s / 2
+        # A start that takes longer is answered as such, and written down.
+        answered_s = min(runs_s, now_s + _START_WAIT_S) + model.rtt_s / 2
         self.loop.call_at(answered_s, self._answered, replica, session, pumped, host, own, runs_s)
 
     def _refused(

@@ -93,7 +93,7 @@ class AgentModel(_Part):
         rtt_s: A round trip between a replica and a host.
         write_s: A write of the store.
         cold_s, warm_s: A sandbox from nothing, and from a warm one, while others start.
-        at_once: Sandboxes that one host starts at a time.
+        at_once: Sandboxes that one host starts at a time: a start is some 45 ms of one core (docs/performance.md).
         refill_per_s: Warm sandboxes that one host makes.
         heartbeat_s: How often it reports; `late_s`: by how much a report's arrival is late at the most.
     """
@@ -102,7 +102,7 @@ class AgentModel(_Part):
     write_s: float = 0.006
     cold_s: float = 0.15
     warm_s: float = 0.02
-    at_once: int = 8
+    at_once: int = 32
     refill_per_s: float = 10.0
     heartbeat_s: float = 1.0
     late_s: float = 0.0
