@@ -53,7 +53,7 @@ class Images:
         if self._builder is None and needs_builder(body.source):
             raise no_builder()
         request = body.model_copy(update={"wait_s": 0.0}).model_dump_json()
-        hashed = hashlib.sha256(request.encode()).hexdigest()
+        hashed = hashlib.sha256(_named_by(body).model_dump_json().encode()).hexdigest()
         image = await self._claim(who.tenant, name, tag, request, hashed)
         if image is not None:
             # Put together from what is there it takes a moment; built, it may take minutes.
@@ -352,6 +352,14 @@ class Images:
             log.info("image.finished", image=f"{image.name}:{image.tag}", state=state.value)
             context.waiters.notify(_waiter(image.tenant, image.name, image.tag))
             return
+
+
+def _named_by(body: wire.ImagePut) -> wire.ImagePut:
+    """What of a request says which image it is: not how long it waits, nor where a pushed one was built."""
+    source = body.source
+    if isinstance(source, wire.LayersSource):
+        source = wire.LayersSource(manifest=source.manifest.model_copy(update={"provenance": {}}))
+    return body.model_copy(update={"wait_s": 0.0, "source": source})
 
 
 def _open(image: Image) -> Put:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from provisioner.aws.settings import AwsSettings, BatchPool, EcsPool
@@ -75,7 +76,12 @@ async def open_services(
             from provisioner.blobs.s3 import S3Blobs
 
             blobs = S3Blobs(
-                clients, aws.bucket, prefix=aws.blob_prefix, kms_key_id=aws.kms_key_id, clock=clock
+                clients,
+                aws.bucket,
+                prefix=aws.blob_prefix,
+                kms_key_id=aws.kms_key_id,
+                audit_retention=timedelta(days=aws.audit_lock_days) if aws.audit_lock_days else None,
+                clock=clock,
             )
             stack.push_async_callback(blobs.close)
         if capacity is None:

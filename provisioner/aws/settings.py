@@ -58,6 +58,8 @@ class AwsSettings(BaseSettings):
         bucket: The S3 bucket of snapshots, images and journals.
         blob_prefix: Put before every object's name; empty, or ending in `/`.
         kms_key_id: Encrypts objects with this key; None leaves it to the bucket's default.
+        audit_lock_days: Objects below `audit/` cannot be deleted for so many days (Object Lock, governance mode; the
+            bucket must have been made with it). None sets no lock. Nothing else is ever locked: see docs/s3.md.
         pools: How each pool gets its hosts, as JSON. A process that starts none (API, router) needs none.
         execution_enabled: False starts no host and takes no new session: spending is frozen, what runs may end.
     """
@@ -68,5 +70,6 @@ class AwsSettings(BaseSettings):
     bucket: str
     blob_prefix: str = Field(default="", pattern=r"^([A-Za-z0-9._=-]+/)*$")
     kms_key_id: str | None = None
+    audit_lock_days: int | None = Field(default=None, ge=1)
     pools: tuple[PoolDriver, ...] = ()
     execution_enabled: bool = True

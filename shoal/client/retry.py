@@ -36,9 +36,10 @@ def error_of(reply: Reply) -> errors.ServiceError | None:
     if detail is None:
         fallback = ErrorCode.UNAVAILABLE if reply.status >= 500 else ErrorCode.INVALID_REQUEST
         code = fallback if reply.status == 501 else _STATUS_CODES.get(reply.status, fallback)
-        error = errors.of_code(
-            code, f"HTTP {reply.status} without an error of the service: {_excerpt(reply)}"
-        )
+        message = f"HTTP {reply.status} without an error of the service: {_excerpt(reply)}"
+        if code is ErrorCode.PAYLOAD_TOO_LARGE:
+            message += "; what is larger than the entrance carries goes as a file (upload, download)"
+        error = errors.of_code(code, message)
         error.status = reply.status
         error.retry_after_s = _retry_after(reply.headers)
         return error

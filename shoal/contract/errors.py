@@ -107,7 +107,8 @@ TABLE: dict[ErrorCode, CodeInfo] = {
         next=Next.FIX, meaning="This idempotency key, or this name in its run, was used with another body."
     ),
     ErrorCode.PAYLOAD_TOO_LARGE: CodeInfo(
-        next=Next.FIX, meaning="The body is over the limit; details.limit_bytes tells it."
+        next=Next.FIX,
+        meaning="The body, or the answer, is over details.limit_bytes; large content goes as files.",
     ),
     ErrorCode.NOT_IMPLEMENTED: CodeInfo(
         next=Next.GIVE_UP, meaning="The contract names this; this version does not do it yet."

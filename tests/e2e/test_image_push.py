@@ -81,6 +81,9 @@ def test_a_pushed_image_starts(server: Server, shoal: Shoal, built: tuple[Path, 
     sent.clear()
     assert shoal.images.push("pushed:2", directory, progress=count).digest == digest
     assert sent == {}
+    manifest = json.loads((directory / "image.json").read_text())
+    manifest["provenance"] = {"built": "again, elsewhere"}
+    (directory / "image.json").write_text(json.dumps(manifest))
     assert shoal.images.push("pushed:1", directory).digest == digest
     with pytest.raises(ShoalError) as refused:
         shoal.images.push("pushed:1", directory, env={"A": "1"})
