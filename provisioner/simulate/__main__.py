@@ -29,6 +29,9 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compare", action="store_true", help="run the trace with random and least-loaded choices as well"
     )
+    parser.add_argument(
+        "--real", action="store_true", help="the use cases themselves, for small scenarios; prints JSON"
+    )
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write SVG plots there")
     return parser
 
@@ -50,6 +53,11 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if given.seed is not None:
         scenario = scenario.model_copy(update={"seed": given.seed})
+    if given.real:
+        from provisioner.simulate.real import real_results
+
+        print(json.dumps(real_results(scenario), indent=2))
+        return 0
     began = time.monotonic()
     results, measures = simulate(scenario)
     spreads: dict[str, float | None] = {}

@@ -30,6 +30,7 @@ from provisioner.settings import ProvisionerSettings
 from provisioner.simulate import loop
 from provisioner.simulate.aws import SimulatedAws
 from provisioner.simulate.loop import LoopClock
+from provisioner.simulate.measures import percentiles
 from provisioner.simulate.scenario import Arrival, Scenario, arrivals
 from provisioner.store.fake import FakeStore
 from provisioner.store.port import StoreError
@@ -55,6 +56,7 @@ class RealRun:
         spreads: (moment, largest and mean number of sessions on a host, hosts).
         host_seconds: What EC2 bills.
         consumed: Request units of DynamoDB.
+        hottest: The most write and read units that one partition key bore within a second, and its name.
     """
 
     waits_s: list[float]
@@ -63,6 +65,7 @@ class RealRun:
     spreads: list[tuple[float, int, float, int]]
     host_seconds: float
     consumed: Consumed
+    hottest: dict[str, tuple[str, float]]
 
 
 class _SlowStore(FakeStore):
@@ -126,6 +129,7 @@ class _World:
         self.replicas = [self._replica(n) for n in range(scenario.replicas)]
         self.spreads: list[tuple[float, int, float, int]] = []
         self.waits_s: list[float] = []
+        self.hottest: dict[str, tuple[str, float]] = {"write": ("", 0.0), "read": ("", 0.0)}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _replica(self, number: int) -> Services:
@@ -153,6 +157,7 @@ class _World:
         for number, services in enumerate(self.replicas):
             await services.start(reconciles=number == 0)
         self.store.consumed = Consumed()
+        self._go(self._heat())
         running = asyncio.get_running_loop()
         began_s = running.time()
         for at_s in self.scenario.spread_at_s:
@@ -178,6 +183,7 @@ class _World:
                 for each in self.aws.history
             ),
             consumed=consumed,
+            hottest=self.hottest,
         )
 
     def _go(self, work: Coroutine[Any, Any, None]) -> None:
@@ -249,6 +255,21 @@ class _World:
                 pass
             await asyncio.sleep(self.scenario.agent.heartbeat_s)
 
+    async def _heat(self) -> None:
+        before: dict[str, dict[str, float]] = {"write": {}, "read": {}}
+        while True:
+            await asyncio.sleep(1.0)
+            now = {
+                "write": dict(self.store.consumed.writes_by_partition),
+                "read": dict(self.store.consumed.reads_by_partition),
+            }
+            for kind, units in now.items():
+                for name, count in units.items():
+                    grown = count - before[kind].get(name, 0.0)
+                    if grown > self.hottest[kind][1]:
+                        self.hottest[kind] = (name, grown)
+            before = now
+
     def _spread(self) -> None:
         loads = [len(host.live()) for host in self.agents.hosts.values() if host.reachable]
         if sum(loads):
@@ -263,3 +284,27 @@ async def _run(scenario: Scenario) -> RealRun:
 def simulate_real(scenario: Scenario) -> RealRun:
     """Run it with the use cases themselves."""
     return loop.run(_run(scenario))
+
+
+def real_results(scenario: Scenario) -> dict[str, Any]:
+    """The same as plain data."""
+    run = simulate_real(scenario)
+    sessions = max(1, len(run.waits_s))
+    return {
+        "scenario": scenario.name,
+        "seed": scenario.seed,
+        "ran": len(run.waits_s),
+        "queue_s": percentiles(run.waits_s),
+        "hosts_started": run.hosts_started,
+        "host_hours": round(run.host_seconds / 3600, 2),
+        "refused": run.refused,
+        "max_over_mean": round(max((top / mean for _, top, mean, _ in run.spreads), default=0.0), 3),
+        "dynamodb": {
+            "write_units_per_session": round(run.consumed.write / sessions, 1),
+            "read_units_per_session": round(run.consumed.read / sessions, 1),
+            **{
+                f"hottest_{kind}": {"partition": name, "units_per_s": round(units, 1)}
+                for kind, (name, units) in run.hottest.items()
+            },
+        },
+    }

@@ -20,6 +20,9 @@ def simulate(
     compare: Annotated[
         bool, typer.Option("--compare", help="The same trace with random and least-loaded choices as well.")
     ] = False,
+    real: Annotated[
+        bool, typer.Option("--real", help="The use cases themselves, for small scenarios; prints JSON.")
+    ] = False,
     plots: Annotated[Path | None, typer.Option(help="Write SVG plots into this directory.")] = None,
     json: Json = False,
 ) -> None:
@@ -27,5 +30,5 @@ def simulate(
     command = server.server_python("provisioner.simulate")
     arguments = [] if scenario is None else [scenario]
     arguments += server._given(seed=seed, plots=plots)
-    arguments += [flag for flag, on in (("--compare", compare), ("--json", json)) if on]
+    arguments += [flag for flag, on in (("--compare", compare), ("--real", real), ("--json", json)) if on]
     os.execv(command[0], [*command, *arguments])
