@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.emulators import aws_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -135,3 +138,66 @@ def test_the_handlers_are_importable_from_the_bundle_alone(
     compiled = {name for name in names if name.endswith(f".{tag}.pyc")}
     assert len(compiled) == len(sources)
     assert not any(name.startswith(("shoal/client", "shoal/cli", "runtime_image", "tests")) for name in names)
+
+
+_FIRST_REQUESTS = """
+import json, sys, time
+sys.path.insert(0, {path!r})
+sys.dont_write_bytecode = True
+import asyncio
+from provisioner.aws.clients import AwsClients
+from provisioner.store.table import create_table
+
+async def prepare():
+    clients = AwsClients()
+    await create_table(clients, "bundle")
+    await (await clients.get("s3")).create_bucket(Bucket="bundle")
+    await clients.close()
+
+asyncio.run(prepare())
+
+class Context:
+    end = time.monotonic() + 25
+    aws_request_id = "1"
+    def get_remaining_time_in_millis(self):
+        return int((self.end - time.monotonic()) * 1000)
+
+import api.lambda_handler, provisioner.handlers
+event = {{
+    "version": "2.0", "rawPath": "/readyz", "rawQueryString": "", "headers": {{"host": "x"}}, "isBase64Encoded": False,
+    "requestContext": {{"http": {{"method": "GET", "path": "/readyz", "sourceIp": "192.0.2.1"}}, "timeEpoch": 0}},
+}}
+ready = api.lambda_handler.handler(event, Context())
+looked = provisioner.handlers.reconcile({{"source": "aws.events"}}, Context())
+print(json.dumps([ready["statusCode"], looked]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_first_events_are_answered_from_the_bundle_alone(
+    zips: tuple[Path, Path, str], tmp_path: Path, ministack: str
+) -> None:
+    """Nothing that a first request needs was left out: the table is read, the reconciler looks at its clusters."""
+    one, _, interpreter = zips
+    with zipfile.ZipFile(one) as archive:
+        archive.extractall(tmp_path)
+    environment = {
+        **aws_environment(ministack),
+        "PATH": os.environ["PATH"],
+        "AWS_LAMBDA_FUNCTION_NAME": "bundle",
+        "SHOAL_AWS_TABLE": "bundle",
+        "SHOAL_AWS_BUCKET": "bundle",
+        "SHOAL_AWS_POOLS": json.dumps(
+            [{"kind": "batch", "pool": "default", "job_queue": "none", "job_definition": "none"}]
+        ),
+    }
+    program = _FIRST_REQUESTS.format(path=str(tmp_path))
+    told = subprocess.run(
+        [interpreter, "-I", "-S", "-c", program], capture_output=True, text=True, env=environment, check=False
+    )
+    assert told.returncode == 0, told.stderr[-4000:]
+    status, looked = json.loads(told.stdout.splitlines()[-1])
+    assert status == 200
+    assert looked["ticks"] >= 1
+    assert looked["failed"] == 0, told.stderr[-4000:]
