@@ -20,6 +20,12 @@ LEVELS: dict[str, tuple[str, str | None]] = {
     "shoal_queue_length": ("Sessions that wait for a place.", None),
     "shoal_queue_age_seconds": ("How long the first of them has waited.", None),
     "shoal_warm_sandboxes": ("Warm sandboxes that are ready.", None),
+    "shoal_store_counts": (
+        "What this process asked of the store of state since its start, and what it ran into, by kind: repeated; with "
+        "DynamoDB also calls by operation, read_units, write_units, throttled, conflicts, refused (a condition did not "
+        "hold), unavailable, unprocessed, shed, and how many calls may run at once (limit) and wait (waiting) now.",
+        "kind",
+    ),
     "shoal_blob_troubles": (
         "What this process's calls of S3 ran into since its start, by kind: throttled, conflicts, repeated, "
         "sdk_repeated, resumed, aborts_failed.",

@@ -11,6 +11,7 @@ from api.state import All, Use
 from provisioner import keys
 from provisioner.auth import DEFAULT_TENANT
 from provisioner.blobs.port import Counted
+from provisioner.store.port import Counted as CountedStore
 from provisioner.store.port import StoreError
 from shoal.contract.errors import ErrorCode, ShoalError
 
@@ -52,6 +53,8 @@ async def metrics(parts: All) -> Response:
     page.set_level("shoal_queue_length", counts.queue)
     page.set_level("shoal_queue_age_seconds", counts.queue_age_s)
     page.set_level("shoal_warm_sandboxes", counts.warm)
+    if isinstance(parts.services.store, CountedStore):
+        page.set_level("shoal_store_counts", parts.services.store.counts)
     if isinstance(parts.services.blobs, Counted):
         page.set_level("shoal_blob_troubles", parts.services.blobs.counts)
     return Response(page.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

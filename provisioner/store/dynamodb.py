@@ -12,7 +12,7 @@ import asyncio
 import random
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -176,6 +176,13 @@ class DynamoStore:
             transact_item(self._table, op, fresh=fresh_version(token, index)) for index, op in enumerate(ops)
         ]
         await self._call("transact_write_items", TransactItems=items, ClientRequestToken=client_token(token))
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """What `StoreCounters` says, calls by operation, and how many calls may run at once (`limit`) and wait."""
+        told = {name: float(value) for name, value in vars(self.counters).items() if name != "calls"}
+        told |= {name: float(value) for name, value in self.counters.calls.items()}
+        return told | {"limit": float(int(self.gate.pace.limit)), "waiting": float(self.gate.waiting)}
 
     async def close(self) -> None:
         """As the port says. The clients stay open."""

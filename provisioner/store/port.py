@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from provisioner.store.sizes import MAX_PK_BYTES, MAX_SK_BYTES
 
@@ -219,6 +219,15 @@ class Page:
 
     items: tuple[Stored, ...]
     after: str | None
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A store that counts what it asked and what its calls ran into since the start of the process, by kind."""
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """How much of each kind."""
 
 
 class Store(Protocol):

@@ -7,12 +7,13 @@ token, so that one whose answer was lost is not applied twice. What is left then
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from provisioner.clock import Clock
 from provisioner.store.port import (
     Conflict,
+    Counted,
     Key,
     Op,
     Page,
@@ -39,6 +40,13 @@ class SteadyStore:
         self._store = store
         self._clock = clock
         self._chance = chance
+        self._repeated = 0
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """Calls that were repeated here, and what the store below counts."""
+        below = self._store.counts if isinstance(self._store, Counted) else {}
+        return {**below, "repeated": below.get("repeated", 0) + self._repeated}
 
     async def get(self, key: Key) -> Stored | None:
         """As the port says."""
@@ -88,6 +96,7 @@ class SteadyStore:
             try:
                 return await call()
             except _PASSING:
+                self._repeated += 1
                 await self._clock.sleep(pause * (0.5 + self._chance.random() / 2))
         try:
             return await call()

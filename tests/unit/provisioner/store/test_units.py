@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,9 @@ from provisioner.store.fake import FakeStore
 from provisioner.store.port import Absent, Add, Check, ConditionFailed, Delete, Key, Put, Update
 from provisioner.store.rules import check_sizes, encode
 from provisioner.store.sizes import MAX_ITEM_BYTES, item_bytes, value_bytes
+from provisioner.store.steady import SteadyStore
 from provisioner.store.units import Consumed, MeteredStore, query_units, read_units, write_units
+from tests.contract.test_store_in_bad_times import Hasty
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 JSON = st.recursive(
@@ -85,3 +88,13 @@ async def test_the_metered_store_counts_what_is_asked() -> None:
     await store.query("n")
     assert store.consumed.read == 1 + 2 + 1
     assert store.consumed.calls == {"transact": 1, "get": 1, "get_many": 1, "query": 1}
+
+
+async def test_what_is_repeated_is_counted() -> None:
+    """The steady store counts its repeats beside what the store below counts."""
+    inner = FakeStore()
+    store = SteadyStore(inner, Hasty(), random.Random(1))
+    inner.fail_call(1)
+    inner.fail_call(2)
+    await store.get(Key(pk="p", sk="s"))
+    assert store.counts == {"repeated": 2}
