@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PACKAGES := shoal provisioner api runtime_image costs
 CODE := $(PACKAGES) tests bench examples scripts
 
-.PHONY: help setup demo test test-fast check format lint types imports unit openapi infra bench lock bundle wheel clean \
+.PHONY: help setup setup-aws demo test test-fast check format lint types imports unit openapi infra bench lock bundle wheel clean \
 	image localstack localstack-short localstack-up localstack-down
 
 help: ## show this list
@@ -13,6 +13,10 @@ help: ## show this list
 
 setup: ## install system packages, a virtual environment, the guest runtime and the `code` image (root)
 	./scripts/setup
+
+setup-aws: | $(PY) ## add what AWS without AWS needs: emulators, checkov, Debian's docker.io (root)
+	./scripts/emulators ministack moto checkov
+	command -v dockerd >/dev/null || (apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends docker.io)
 
 $(PY):
 	@echo "There is no $(VENV) yet; run as root: make setup" >&2; exit 1
