@@ -1,8 +1,8 @@
 """The Lambda function of the API: `api.lambda_handler.handler`, behind an HTTP API (payload format 2.0).
 
-Importing this module does no work and loads nothing heavy. In a function it also loads what the first request will need:
-that belongs to the function's initialization, which Lambda may do ahead of requests (provisioned concurrency, and at times
-by itself). Nothing is opened before there is a request.
+Importing this module does no work and loads nothing heavy. In a function it also loads what the first request will
+need: that belongs to the function's initialization, which Lambda may do ahead of requests (provisioned concurrency, and
+at times by itself). Nothing is opened before there is a request.
 """
 
 from __future__ import annotations

@@ -201,3 +201,16 @@ def test_the_first_events_are_answered_from_the_bundle_alone(
     assert status == 200
     assert looked["ticks"] >= 1
     assert looked["failed"] == 0, told.stderr[-4000:]
+
+
+def test_terraform_runs_the_functions_on_the_python_they_are_bundled_for() -> None:
+    """The default runtime of both modules is the bundle's, and their handlers are there."""
+    for module, handler in (
+        ("api", "api.lambda_handler.handler"),
+        ("reconciler", "provisioner.handlers.reconcile"),
+    ):
+        written = "".join(
+            path.read_text() for path in sorted((ROOT / "infra" / "modules" / module).glob("*.tf"))
+        )
+        assert f'"python{bundle.PYTHON}"' in written
+        assert f'"{handler}"' in written
