@@ -119,7 +119,8 @@ TABLE: dict[ErrorCode, CodeInfo] = {
     ErrorCode.RATE_LIMITED: CodeInfo(next=Next.WAIT, meaning="Too many requests; see retry_after_s."),
     ErrorCode.NO_CAPACITY: CodeInfo(
         next=Next.WAIT,
-        meaning="No host has room and the pool may not grow, or the request is larger than any host.",
+        meaning="No host has room and the pool may not grow, the request is larger than any host, or execution is "
+        "switched off (details.reason).",
     ),
     ErrorCode.SESSION_NOT_READY: CodeInfo(
         next=Next.WAIT, meaning="The session is queued, starting or restoring."
