@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,13 +213,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             plans.mkdir()
             roots = options.only or workshop.roots()
             with ThreadPoolExecutor(WORKERS) as pool:
-                jobs = {root: pool.submit(_check_root, workshop, root, plans) for root in roots}
-                failed = {root: error for root, job in jobs.items() if (error := job.exception())}
-                for root, job in jobs.items():
-                    if root not in failed:
-                        print(f"{root}: passed ({job.result()})", flush=True)
+                jobs = {pool.submit(_check_root, workshop, root, plans): root for root in roots}
+                failed = []
+                for job in as_completed(jobs):
+                    error = job.exception()
+                    failed += [str(error)] if error else []
+                    print(f"{jobs[job]}: {'FAILED' if error else f'passed ({job.result()})'}", flush=True)
             if failed:
-                raise InfraError("\n".join(str(error) for error in failed.values()))
+                raise InfraError("\n".join(failed))
             if options.only:
                 return 0
             print(f"policy: {_check_policy(workshop)}", flush=True)

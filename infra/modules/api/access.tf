@@ -34,11 +34,21 @@ resource "aws_iam_role_policy" "logs" {
 
   policy = jsonencode({
     Version = "2012-10-17"
-    Statement = [{
-      Effect   = "Allow"
-      Action   = ["logs:CreateLogStream", "logs:PutLogEvents"]
-      Resource = ["${aws_cloudwatch_log_group.function.arn}:*"]
-    }]
+    Statement = concat(
+      [{
+        Sid      = "Logs"
+        Effect   = "Allow"
+        Action   = ["logs:CreateLogStream", "logs:PutLogEvents"]
+        Resource = ["${aws_cloudwatch_log_group.function.arn}:*"]
+      }],
+      # Lambda decrypts the function's settings with its role.
+      [for key in var.kms_key_arn[*] : {
+        Sid      = "Settings"
+        Effect   = "Allow"
+        Action   = ["kms:Decrypt"]
+        Resource = [key]
+      }],
+    )
   })
 }
 

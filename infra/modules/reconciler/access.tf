@@ -93,6 +93,16 @@ locals {
   ] : statement if length(local.batch) > 0]
 }
 
+locals {
+  # Lambda decrypts the function's settings with its role.
+  key_statements = [for key in var.kms_key_arn[*] : {
+    Sid      = "Settings"
+    Effect   = "Allow"
+    Action   = ["kms:Decrypt"]
+    Resource = [key]
+  }]
+}
+
 data "aws_caller_identity" "current" {}
 
 data "aws_partition" "current" {}
@@ -138,7 +148,7 @@ resource "aws_iam_role_policy" "events" {
 
   policy = jsonencode({
     Version = "2012-10-17"
-    Statement = [
+    Statement = concat(local.key_statements, [
       {
         Sid      = "Stream"
         Effect   = "Allow"
@@ -157,6 +167,6 @@ resource "aws_iam_role_policy" "events" {
         Action   = ["logs:CreateLogStream", "logs:PutLogEvents"]
         Resource = ["${aws_cloudwatch_log_group.function.arn}:*"]
       },
-    ]
+    ])
   })
 }

@@ -72,6 +72,7 @@ resource "aws_lambda_event_source_mapping" "wake" {
   maximum_batching_window_in_seconds = 0
   maximum_retry_attempts             = 1
   maximum_record_age_in_seconds      = 60
+  function_response_types            = ["ReportBatchItemFailures"]
   tags                               = var.tags
 
   filter_criteria {

@@ -79,7 +79,7 @@ output "access_policy" {
       [for key in var.kms_key_arn[*] : {
         Sid      = "Key"
         Effect   = "Allow"
-        Action   = ["kms:Decrypt", "kms:GenerateDataKey"]
+        Action   = ["kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey"]
         Resource = [key]
       }],
     )
