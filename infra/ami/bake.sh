@@ -16,7 +16,7 @@ if [[ $registry == *.dkr.ecr.* ]]; then
 fi
 docker pull --quiet "$AGENT_IMAGE"
 docker logout "$registry" >/dev/null 2>&1 || true
-rm -f /root/.docker/config.json
+rm -f ~root/.docker/config.json
 
 # Unpacking keeps owners, devices and capabilities: root, but nothing else of a privileged container.
 shopt -s nullglob
@@ -31,6 +31,6 @@ rm -rf /tmp/layers
 # Nothing of this instance stays: names, keys, logs, ECS's own state.
 umount /var/lib/shoal
 systemctl stop ecs || true
-rm -rf /var/lib/ecs/data/* /var/log/ecs/* /etc/ssh/ssh_host_* /home/ec2-user/.ssh/authorized_keys /root/.ssh
+rm -rf /var/lib/ecs/data/* /var/log/ecs/* /etc/ssh/ssh_host_* ~ec2-user/.ssh/authorized_keys ~root/.ssh
 cloud-init clean --logs --seed
 sync
