@@ -31,7 +31,7 @@ output "next_steps" {
 
     # 3. The first sandbox image
     export SHOAL_URL=${module.api.endpoint} SHOAL_API_KEY=...
-    shoal image push code:1.0.0 ~/.cache/shoal/images/code
+    shoal image push ~/.cache/shoal/images/code code:1.0.0
 
     # 4. The first command; a host starts for it, which takes about a minute
     shoal run code:1.0.0 -- python3 -c 'print("hello from the sandbank")'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from provisioner.blobs.local import LocalBlobs
 from shoal.contract.base import SessionId, TenantId
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.host import TransferGet, TransferPut, Url, UrlAsked, UrlsAsked
-from shoal.contract.images import LayerAsked, LayersAsked
+from shoal.contract.images import ImageManifest, ImagePut, Layer, LayerAsked, LayersAsked, LayersSource
+from shoal.contract.states import ImageState
 from shoal.contract.transfers import TRANSFER_LIFE_S, TransferCreate
 from tests.unit.provisioner.world import WHO, World
 
@@ -153,3 +155,25 @@ async def test_links_where_blobs_are_a_directory(world: World, tmp_path: Path) -
     world.clock.tick(61)
     with pytest.raises(ShoalError):
         links.check(token, "put")
+
+
+async def test_a_service_without_a_builder_takes_pushed_layers(world: World) -> None:
+    """As on AWS: layers that are in the blob store make an image; whoever built it, and where, says the same digest."""
+    services = world.replica("two", builder=None)
+    data = b"pushed"
+    digest = "sha256:" + hashlib.sha256(data).hexdigest()
+    layer = Layer(digest=digest, diff_id=digest, size_bytes=len(data))
+    manifest = ImageManifest(architecture="amd64", layers=[layer], provenance={"built": "here"})
+    body = ImagePut(source=LayersSource(manifest=manifest))
+    missing = await world.finish(services.images.put(WHO, "pushed", "1", body))
+    assert missing.state is ImageState.FAILED
+    world.blobs.objects[names.layer(digest)] = data
+    image = await world.finish(services.images.put(WHO, "pushed", "1", body))
+    assert (image.state, image.digest) == (ImageState.AVAILABLE, manifest.digest)
+    assert image.provenance == {"built": "here"}
+    elsewhere = manifest.model_copy(update={"provenance": {"built": "there"}})
+    again = ImagePut(source=LayersSource(manifest=elsewhere))
+    assert (await world.finish(services.images.put(WHO, "pushed", "1", again))).digest == image.digest
+    other = manifest.model_copy(update={"architecture": "arm64"})
+    call = services.images.put(WHO, "pushed", "1", ImagePut(source=LayersSource(manifest=other)))
+    assert await code(call) is ErrorCode.CONFLICT
