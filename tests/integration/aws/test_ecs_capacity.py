@@ -278,14 +278,21 @@ async def test_a_lost_answer_starts_no_second_task(bench: Bench) -> None:
 async def test_a_running_host_does_not_vanish_from_a_list_that_lags(bench: Bench) -> None:
     """A host that was seen alive is asked for by name when a list does not show it."""
     (host,) = await bench.up(1)
-    ecs = await bench.clients._inner.get("ecs")
-
-    async def nothing(**about: object) -> object:
-        return {"taskArns": []}
-
-    ecs.list_tasks = nothing
+    bench.clock.tick(100)
+    await bench.capacity.instances()
+    bench.clients.hide = lambda operation, about: operation == "list_tasks"
     (seen,) = await bench.capacity.instances()
     assert (seen.id, seen.alive) == (host.id, True)
+
+
+async def test_a_host_is_there_from_the_answer_on(bench: Bench) -> None:
+    """A host whose task was started is there at once, though no list and no description shows it yet."""
+    await bench.capacity.start(bench.starts(1))
+    await bench.world.join()
+    (host,) = await bench.capacity.start(bench.starts(1))
+    bench.clients.hide = lambda operation, about: operation in ("list_tasks", "describe_tasks")
+    assert [instance.id for instance in await bench.capacity.instances()] == [host.id]
+    assert await bench.capacity.start(bench.starts(1)) == [host]
 
 
 async def test_a_group_that_does_not_show_an_instance_kills_no_host(bench: Bench) -> None:

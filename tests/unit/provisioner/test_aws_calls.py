@@ -92,6 +92,18 @@ async def test_a_throttled_call_is_tried_again_and_counted() -> None:
     assert clock.monotonic() > before + 1.0
 
 
+async def test_after_a_throttle_others_slow_down_as_well() -> None:
+    """Nothing is left of the burst once AWS says that it is too fast: the next calls go at the rate."""
+    calls, clients, clock = opened()
+    left = [client_error("ThrottlingException", "Rate exceeded")]
+    clients.fail = lambda operation: left.pop() if left else None
+    await calls.call("ecs", "start_task")
+    before = clock.monotonic()
+    for _ in range(64):
+        await calls.call("ecs", "start_task")
+    assert clock.monotonic() - before > 1.0
+
+
 async def test_throttling_without_end_is_bounded() -> None:
     """After some tries a throttled call is given up, and whether it happened is not claimed."""
     calls, clients, _ = opened()

@@ -122,6 +122,19 @@ async def test_a_lost_answer_submits_nothing_twice(bench: Bench) -> None:
     assert len(bench.clients.made("submit_job")) == 1
 
 
+async def test_a_host_is_there_from_the_answer_on(bench: Bench) -> None:
+    """A submitted host is there at once, though nothing shows it yet; one that ran stays when a list lags behind."""
+    found = await bench.capacity.start(bench.starts(2))
+    bench.clients.hide = lambda operation, about: operation != "submit_job"
+    assert [instance.id for instance in await bench.capacity.instances()] == [each.id for each in found]
+    bench.clients.hide = lambda operation, about: False
+    bench.api.step()
+    await bench.capacity.instances()
+    bench.clock.tick(100)
+    bench.clients.hide = lambda operation, about: operation == "list_jobs"
+    assert [instance.id for instance in await bench.capacity.instances()] == [each.id for each in found]
+
+
 async def test_a_submission_that_never_happened_is_made_again(bench: Bench) -> None:
     """When nothing shows for a minute, the hosts are submitted anew."""
     failing = [client_error("InternalError", status=500)]
