@@ -24,7 +24,7 @@ import boto3
 from scripts.localstack import daemons as parts
 from scripts.localstack.daemons import DaemonError, Daemons
 from scripts.localstack.demo import Demo, DemoFailed
-from scripts.localstack.docker import Docker, DockerError, client_program
+from scripts.localstack.docker import Docker, DockerError
 from scripts.localstack.events import Events
 from scripts.localstack.functions import make_bundle
 from scripts.localstack.leftovers import leftovers, remove_empty_cgroups
@@ -127,13 +127,14 @@ def _up(where: Places) -> None:
 
 
 def _check() -> None:
-    missing = [name for name in ("dockerd", "terraform", "zstd", "runc") if shutil.which(name) is None]
-    client_program()
-    if missing:
-        raise CannotStart(f"missing: {', '.join(missing)} (docs/localstack.md)")
     if os.geteuid() != 0:
         raise CannotStart("needs root: it starts a Docker daemon and containers that make sandboxes")
-    subprocess.run([str(ROOT / "scripts" / "emulators"), "ministack", "moto"], check=True)
+    missing = [name for name in ("dockerd", "docker", "zstd") if shutil.which(name) is None]
+    missing += [name for name in ("ministack", "moto") if not (ROOT / f".venv-{name}").exists()]
+    if missing:
+        raise CannotStart(f"missing: {', '.join(missing)}; run: make setup-aws")
+    if shutil.which("terraform") is None:
+        raise CannotStart("terraform is missing: 1.9 or newer, on the PATH (docs/localstack.md)")
 
 
 def _start_machines(daemons: Daemons, where: Places) -> None:

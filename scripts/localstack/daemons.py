@@ -154,6 +154,8 @@ def start_dockerd(daemons: Daemons, places: Places) -> None:
         "dockerd", "--config-file", str(config), "--host", places.docker_host,
         "--data-root", str(places.cache / "docker"), "--exec-root", str(places.state / "docker"),
         "--pidfile", str(places.state / "dockerd.pid"),
+        # Where the machine has a containerd of its own, it is used: under names that nobody else has.
+        "--containerd-namespace=shoal", "--containerd-plugins-namespace=shoal-plugins",
         "--bridge=none", "--iptables=false", "--ip6tables=false",
     ]  # fmt: skip
     daemons.start("dockerd", argv, dict(os.environ), lambda: _docker_serves(socket), places.state)
