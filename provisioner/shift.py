@@ -28,6 +28,8 @@ from shoal.contract.errors import ShoalError
 MARGIN_S = 10.0
 #: Seconds that ending machines, and what else a tick began, may take once nothing else is to do.
 _SETTLE_S = 60.0
+#: Ticks that may fail in a row until a shift ends.
+_FAILURES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,18 +106,19 @@ class Shifts:
         failed, and whether more is to do."""
         context = self._context
         seen = -1
-        ticks = failed = 0
+        ticks = failed = broken = 0
         while True:
             mark = await self._mark()
             # What was not woken by a wake has none to wait after; one that was written just before brings its own.
             fresh, seen = mark != seen and (marked or ticks > 0), mark
             try:
                 await self._reconciler.tick()
-                pending = self._reconciler.pending
+                pending, broken = self._reconciler.pending, 0
             except (ShoalError, CapacityError, ConditionFailed) as error:
                 log.warning("reconcile.failed", reason=str(error))
-                failed += 1
-                pending = True
+                failed, broken = failed + 1, broken + 1
+                # What does not answer now may in a moment; what does not answer at all is the schedule's to try again.
+                pending = broken < _FAILURES
             ticks += 1
             if lease.lost or left_s() <= MARGIN_S:
                 return seen, ticks, failed, pending

@@ -209,6 +209,18 @@ async def test_a_holder_without_the_store_knows_in_time_that_it_has_lost_the_lea
         assert world.clock.monotonic() - taken >= RENEW_S
 
 
+async def test_a_cloud_that_does_not_answer_is_left_to_the_schedule(world: World) -> None:
+    """A few tries, then the shift ends and calls for no successor: else it would run for as long as that lasts."""
+    one = reconciler(world, "one")
+    for number in range(1, 50):
+        world.capacity.fail_call(number)
+    shift = await work(world, one, marked=False)
+    assert (shift.ticks, shift.failed, shift.pending) == (3, 3, False)
+    assert await world.store.get(keys.WAKE) is None
+    world.capacity.script.clear()
+    assert (await work(world, one, marked=False)).failed == 0
+
+
 async def test_who_has_lost_the_lease_starts_and_stops_no_host(world: World) -> None:
     """The record of a host, and the end of one, carry the lease as their condition."""
     await world.host()
