@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from provisioner.blobs.port import BlobError, Blobs
+from provisioner.blobs.port import BlobError, Blobs, BlobTooLarge
 from provisioner.clock import Clock
 from provisioner.route_tokens import RouteSigner
 from shoal.contract.errors import ErrorCode, ShoalError
@@ -63,6 +63,10 @@ class BlobLinks:
             presigned = await self._blobs.presign(
                 method, name, expires_s=expires_s, sha256=sha256, size_bytes=size_bytes
             )
+        except BlobTooLarge as error:
+            raise ShoalError(
+                ErrorCode.PAYLOAD_TOO_LARGE, f"The blob store does not take it: {error}."
+            ) from error
         except BlobError as error:
             raise ShoalError(
                 ErrorCode.UNAVAILABLE, "The blob store does not answer; try again.", retry_after_s=1.0

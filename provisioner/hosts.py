@@ -9,7 +9,7 @@ from typing import Literal
 from provisioner import keys, spread
 from provisioner.auth import hash_secret
 from provisioner.blobs import names
-from provisioner.blobs.port import BlobError
+from provisioner.blobs.port import BlobError, BlobTooLarge
 from provisioner.context import Context, log
 from provisioner.departure import Departure
 from provisioner.heartbeats import Heartbeats
@@ -141,10 +141,14 @@ class Hosts:
         """Presigned URLs, only for what concerns the sessions on this host, its warm orders and its pool's queue.
 
         Raises:
-            ShoalError: NOT_FOUND for anything else, UNAVAILABLE.
+            ShoalError: NOT_FOUND for anything else, PAYLOAD_TOO_LARGE, UNAVAILABLE.
         """
         try:
             return Urls(urls=[await self._url(host, item) for item in body.items])
+        except BlobTooLarge as error:
+            raise ShoalError(
+                ErrorCode.PAYLOAD_TOO_LARGE, f"The blob store does not take it: {error}."
+            ) from error
         except BlobError as error:
             raise ShoalError(
                 ErrorCode.UNAVAILABLE, "The blob store does not answer; try again.", retry_after_s=1.0

@@ -5,6 +5,7 @@ BlobError
 ├── BlobExists        a conditional put found one
 ├── BlobCorrupt       the bytes do not match the checksum that was promised
 ├── BlobFull          there is no space left
+├── BlobTooLarge      one put, or one URL, does not take so much
 └── BlobUnavailable   no answer: for a write it is not known whether it happened
 """
 
@@ -39,6 +40,10 @@ class BlobCorrupt(BlobError):
 
 class BlobFull(BlobError):
     """There is no space left; nothing was stored."""
+
+
+class BlobTooLarge(BlobError):
+    """The store does not take so much, in one put or by one URL; nothing was stored."""
 
 
 class BlobUnavailable(BlobError):
@@ -123,6 +128,9 @@ class Blobs(Protocol):
         Args:
             sha256, size_bytes: What is put must be of this sum (hex) and size, where the store can hold it to that;
                 None leaves it open. The headers answered belong to the request.
+
+        Raises:
+            BlobTooLarge: No one PUT takes `size_bytes`.
         """
 
     async def close(self) -> None:

@@ -26,6 +26,7 @@ from provisioner.blobs.port import (
     BlobExists,
     BlobInfo,
     BlobMissing,
+    BlobTooLarge,
     BlobUnavailable,
     Presigned,
     check_name,
@@ -152,7 +153,7 @@ class S3Blobs:
         headers: dict[str, str] = {}
         if method == "put":
             if size_bytes is not None and size_bytes > MAX_PUT_BYTES:
-                raise BlobError(f"{name}: one PUT takes {MAX_PUT_BYTES} bytes at the most, not {size_bytes}")
+                raise BlobTooLarge(f"{name}: one PUT takes {MAX_PUT_BYTES} bytes, not {size_bytes}")
             arguments |= self._encryption()
             if self._kms_key_id is not None:
                 headers = {

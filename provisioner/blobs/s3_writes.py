@@ -12,7 +12,14 @@ from typing import Any
 
 import structlog
 
-from provisioner.blobs.port import BlobCorrupt, BlobError, BlobExists, BlobMissing, BlobUnavailable
+from provisioner.blobs.port import (
+    BlobCorrupt,
+    BlobError,
+    BlobExists,
+    BlobMissing,
+    BlobTooLarge,
+    BlobUnavailable,
+)
 from provisioner.blobs.s3_calls import S3Calls, UploadGone, WriteConflict
 
 log = structlog.get_logger("blobs.s3")
@@ -163,7 +170,7 @@ class _Upload:
             async for part in parts:
                 number += 1
                 if number > MAX_PARTS:
-                    raise BlobError(f"{self._where['Key']} is larger than {MAX_PARTS} parts")
+                    raise BlobTooLarge(f"{self._where['Key']} is larger than {MAX_PARTS} parts")
                 sending.add(asyncio.create_task(self._send_part(number, part)))
                 size += len(part)
                 await asyncio.to_thread(digest.update, part)

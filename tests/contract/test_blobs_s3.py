@@ -20,7 +20,7 @@ import pytest
 
 from provisioner.aws.clients import AwsClients
 from provisioner.blobs import names, s3_writes
-from provisioner.blobs.port import BlobCorrupt, BlobError, BlobExists, BlobUnavailable
+from provisioner.blobs.port import BlobCorrupt, BlobError, BlobExists, BlobTooLarge, BlobUnavailable
 from provisioner.blobs.s3 import S3Blobs
 from provisioner.blobs.s3_calls import UploadGone
 from provisioner.clock import ManualClock
@@ -332,6 +332,8 @@ async def test_agents_put_and_get_by_url_what_they_were_allowed(
     ):
         with pytest.raises(TransferError, match="403"):
             await transfer.get(Url(url=wrong), into)
+    with pytest.raises(BlobTooLarge):
+        await blobs.presign("put", name, size_bytes=(5 << 30) + 1)
     missing = await blobs.presign("get", "layers/none")
     with pytest.raises(TransferError) as caught:
         await transfer.get(Url(url=missing.url), into)
