@@ -49,6 +49,7 @@ def test_each_contract_can_fail(copy: Path) -> None:
         "provisioner/snapshots.py": ("import provisioner.store.sqlite", "Use cases know ports"),
         "provisioner/usage.py": ("import fastapi", "No HTTP server in the heart"),
         "provisioner/pools.py": ("import runtime_image.layers", "The control plane starts"),
+        "api/function.py": ("import mangum", "Mangum is in the Lambda handler"),
         "provisioner/images.py": ("import boto3", "The AWS SDK is in its adapters"),
         "provisioner/keys.py": ("import api.errors", "The rooms stand above one another"),
         "provisioner/demand.py": ("import shoal.client", "The service speaks to the client"),
