@@ -18,7 +18,7 @@ from provisioner.placement import HostView, Room
 from provisioner.plan import HostFacts, InstanceFacts, Plan, Recent, View, Waiting, Wanted
 from provisioner.planner import plan
 from provisioner.settings import ProvisionerSettings
-from provisioner.simulate.fleet import SUBSTRATES, LeanHost
+from provisioner.simulate.fleet import SUBSTRATES, LeanHost, LeanSession
 from provisioner.simulate.lean import LeanWorld
 from provisioner.simulate.loop import START
 from provisioner.simulate.scenario import PrepareModel
@@ -29,6 +29,7 @@ from shoal.contract.states import HostState
 _AT_LEAST_S = 0.1
 _CHORES_S = 15.0
 _BUCKETS = 30
+_NEVER = START + timedelta(days=365)
 _OVER = (HostState.LOST, HostState.GONE)
 
 
@@ -88,18 +89,7 @@ class Control:
         return View(
             hosts=tuple(self._facts(host, by_host.get(host.id)) for host in world.hosts.values()),
             orphans=tuple(facts for id, facts in by_host.items() if id not in world.hosts),
-            waiting=tuple(
-                Waiting(
-                    session=session.id,
-                    pool=session.kind.ask.pool,
-                    substrate=session.kind.ask.substrate,
-                    room=session.kind.ask.room,
-                    warm=session.kind.ask.warm,
-                    expires_at=START + timedelta(days=365),
-                    leased=session.leased,
-                )
-                for session in world.queue.values()
-            ),
+            waiting=tuple(_waiting(session) for session in world.queue.values()),
             wanted=tuple(self._wanted()),
             recent=tuple(self._recent()),
             pools={world.scenario.pool.name: world.state},
@@ -253,6 +243,21 @@ class Control:
                 world.lose(host)
                 host.state = HostState.GONE
         world.wake_reconciler.set()
+
+
+def _waiting(session: LeanSession) -> Waiting:
+    """Its entry in the queue, made once: the planner looks at tens of thousands at every tick."""
+    if session.entry is None:
+        ask = session.kind.ask
+        session.entry = Waiting(
+            session=session.id,
+            pool=ask.pool,
+            substrate=ask.substrate,
+            room=ask.room,
+            warm=ask.warm,
+            expires_at=_NEVER,
+        )
+    return session.entry
 
 
 def _noted(state: PoolState, reason: str, world: LeanWorld) -> PoolState:

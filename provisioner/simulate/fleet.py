@@ -15,6 +15,7 @@ from datetime import datetime
 from provisioner.board import Board
 from provisioner.model import Source, WarmLevel
 from provisioner.placement import Ask, HostView, PlacementMemory, Room, WarmName, choose, warm_name
+from provisioner.plan import Waiting
 from provisioner.simulate.scenario import AgentModel
 from shoal.contract.base import HostId, SessionId
 from shoal.contract.host import WarmKey
@@ -48,6 +49,7 @@ class LeanSession:
     confirmed: bool = False
     ran_s: float | None = None
     ends: asyncio.TimerHandle | None = None
+    entry: Waiting | None = None
 
 
 @dataclass(slots=True, eq=False)
