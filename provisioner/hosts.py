@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import hmac
-import secrets
 from typing import Literal
 
 from provisioner import keys, spread
@@ -43,6 +44,12 @@ _GONE = frozenset({HostState.LOST, HostState.GONE})
 _URL_S = 900.0
 
 
+def _host_token(id: HostId, body: Register) -> str:
+    """What the host proves itself by from now on: of its join token and its boot id, which no one else has both."""
+    digest = hmac.digest(body.join_token.encode(), f"host\0{body.boot_id}".encode(), hashlib.sha256)
+    return f"{id}.{base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
+
+
 class Hosts:
     """What the internal routes call."""
 
@@ -57,7 +64,8 @@ class Hosts:
         self._readable: dict[HostId, set[str]] = {}
 
     async def register(self, body: Register) -> Registered:
-        """A host introduces itself with its one-time join token; the same boot may repeat it.
+        """A host introduces itself with its one-time join token; the same boot may repeat it, and gets the same
+        token of its own: a try that was given up on may still be carried out, after the one that was answered.
 
         Raises:
             ShoalError: UNAUTHENTICATED for a token that is unknown or used by another boot, or a host given up.
@@ -75,7 +83,7 @@ class Hosts:
                 or host.state in _GONE
             ):
                 raise ShoalError(ErrorCode.UNAUTHENTICATED, "This join token is not known, or was used.")
-            token = f"{id}.{secrets.token_urlsafe(32)}"
+            token = _host_token(id, body)
             now = context.clock.now()
             state = host.state
             if state is HostState.STARTING:
