@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -33,6 +34,8 @@ from scripts.localstack.places import REGION, ROOT, Places, places
 from scripts.localstack.terraform import Terraform, TerraformError
 
 IMAGE = "shoal-agent:dev"
+#: Processes of the API's function that are started beforehand.
+_WARM = 5
 _DAEMONS = ("machines", "ministack", "moto")
 
 
@@ -120,10 +123,23 @@ def _up(where: Places) -> None:
     (where.state / "outputs.json").write_text(json.dumps(outputs))
     with _timed("first key"):
         key = _bootstrap(where, outputs["table_name"])
+    with _timed("functions warm"):
+        _warm(outputs["url"])
     credentials = where.state / "client.json"
     credentials.touch(mode=0o600)
     credentials.write_text(json.dumps({"url": outputs["url"], "api_key": key}))
     print(f"up: {outputs['url']}\nexport SHOAL_CREDENTIALS={credentials}")
+
+
+def _warm(url: str) -> None:
+    """Start several processes of the API's function side by side: hosts, the trainer and long polls share them."""
+
+    def ask(_: int) -> None:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=120):
+            pass
+
+    with ThreadPoolExecutor(_WARM) as pool:
+        list(pool.map(ask, range(_WARM)))
 
 
 def _check() -> None:

@@ -175,6 +175,8 @@ def start_ministack(daemons: Daemons, places: Places) -> None:
         "SFTP_ENABLED": "0",
         "IOT_MTLS_ENABLED": "0",
         "LOG_LEVEL": "INFO",
+        # A cold start takes seconds on a small machine; functions that were used stay.
+        "LAMBDA_WARM_TTL_SECONDS": "1800",
         # Functions run on MiniStack's own interpreter, where its packages come first, its newer SDK among them. Their
         # working directory is their code: so their own packages come first.
         "PYTHONPATH": ".",
