@@ -28,7 +28,7 @@ LEVELS: dict[str, tuple[str, str | None]] = {
     ),
     "shoal_blob_troubles": (
         "What this process's calls of S3 ran into since its start, by kind: throttled, conflicts, repeated, "
-        "sdk_repeated, resumed, aborts_failed.",
+        "resumed, aborts_failed.",
         "kind",
     ),
 }

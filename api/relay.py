@@ -207,7 +207,8 @@ class Relay:
             if call.operation.kind is Kind.FILE_GET:
                 return await self._large.begin(caller, call, route, send)
             raise self._large.refusal(call)
-        headers = [pair for pair in response.raw_headers if pair[0].lower() not in _NOT_ANSWERED]
+        left_out = _NOT_ANSWERED | {b"content-length"} if within.more else _NOT_ANSWERED
+        headers = [pair for pair in response.raw_headers if pair[0].lower() not in left_out]
         headers += within.headers
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": within.content})

@@ -12,9 +12,9 @@ from typing import Any
 
 #: Tries of one call by the SDK itself, the first included; what is left then is the caller's to repeat.
 SDK_ATTEMPTS = 3
-#: Services whose adapter is repeated by whoever holds it: there the SDK tries once, so that repeats neither multiply
-#: nor hide whether an earlier try may have been applied.
-TRIED_ONCE = frozenset({"dynamodb"})
+#: Services whose adapter repeats its calls, or is repeated by whoever holds it: there the SDK tries once, so that
+#: repeats neither multiply nor hide whether an earlier try may have been applied.
+TRIED_ONCE = frozenset({"dynamodb", "s3"})
 #: Seconds to connect, and without an answer, until a call is given up.
 CONNECT_S = 3.0
 READ_S = 20.0

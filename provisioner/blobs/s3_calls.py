@@ -22,8 +22,11 @@ from provisioner.blobs.port import (
 )
 from provisioner.clock import Clock
 
-#: Seconds before each repetition, times a draw between a half and one. The SDK has repeated a call by itself before.
+#: Seconds before each repetition, times a draw between a half and one. The SDK itself tries once (`TRIED_ONCE`).
 PAUSES_S = (0.05, 0.2, 0.8, 2.0)
+#: Seconds after which a call that carries no body is not repeated any more: whoever asked waits for it, at an entrance
+#: that gives up after 30.
+PATIENCE_S = 10.0
 #: What may go wrong on the way of bytes, beside what S3 answers.
 BROKEN = (HTTPClientError, aiohttp.ClientError, TimeoutError, ConnectionError)
 
@@ -52,8 +55,8 @@ class S3Calls:
     """Calls S3 for one process.
 
     Attributes:
-        counts: Since the start, by what happened: `throttled`, `conflicts`, `repeated` (here), `sdk_repeated` (inside
-            the SDK), `resumed` (downloads that broke off and went on), `aborts_failed`.
+        counts: Since the start, by what happened: `throttled`, `conflicts`, `repeated`, `resumed` (downloads that
+            broke off and went on), `aborts_failed`.
     """
 
     def __init__(self, clients: AwsClients, clock: Clock, chance: random.Random) -> None:
@@ -87,6 +90,7 @@ class S3Calls:
             BlobError: By what S3 answered.
         """
         client = await self.client()
+        began = self._clock.monotonic()
         attempt = 0
         while True:
             if body is not None:
@@ -97,12 +101,12 @@ class S3Calls:
             except (ClientError, BotoCoreError, *BROKEN) as error:
                 told = told_by(error)
                 self._count(told)
-                if not _passes(told) or not await self.pause(attempt):
+                late = body is None and self._clock.monotonic() - began > PATIENCE_S
+                if late or not _passes(told) or not await self.pause(attempt):
                     raise told from error
                 attempt += 1
                 self.counts["repeated"] += 1
             else:
-                self.counts["sdk_repeated"] += int(answer.get("ResponseMetadata", {}).get("RetryAttempts", 0))
                 return answer
 
     def _count(self, told: BlobError) -> None:
