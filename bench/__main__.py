@@ -21,6 +21,7 @@ from rich.table import Table
 from bench import measures
 from bench.cold_start import import_ms
 from bench.floor_create import floor_create_ms
+from bench.planning import planning
 from bench.samples import summary
 from bench.service import CACHE, Server, served
 from runtime_image.layers import unpack
@@ -123,6 +124,7 @@ def main() -> None:
         "floor_exec_ms": floor_exec(samples),
         "floor_create_ms": floor_create(samples),
         **import_ms(),
+        **planning(),
     }
     with served(warm=16) as server:
         results |= uvloop.run(_with_warm(server, samples, scale))
