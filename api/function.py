@@ -40,6 +40,8 @@ log = structlog.get_logger("api.function")
 ANSWER_BYTES = 4_500_000
 #: Seconds after which an HTTP API gives up (30, fixed), less what the way back takes.
 ANSWER_S = 28.5
+#: Seconds before that at which what is not answered is cut, so that what it began can settle.
+CUT_S = 1.0
 #: Seconds that a stream is waited for, and those in which what follows its first events is gathered.
 STREAM_S = 20.0
 GATHER_S = 0.3
@@ -85,7 +87,7 @@ class Function:
                 if scope["method"] == "GET" and _STREAM.match(scope["path"]):
                     await self._poll_stream(front, scope, receive, answer)
                 else:
-                    await front(scope, receive, answer.take)
+                    await self._answer(front, scope, receive, answer, left)
                 await front.settle(min(left(), SETTLE_S))
             if answer.over:
                 raise _too_large(self._limit)
@@ -109,6 +111,31 @@ class Function:
     async def _refuse(self, error: ShoalError, answer: _Answer) -> None:
         answer.clear()
         await send_error(error, answer.take)
+
+    async def _answer(
+        self, front: Front, scope: Scope, receive: Receive, answer: _Answer, left: Callable[[], float]
+    ) -> None:
+        """Have it answered, while there is time. An action may wait for its session first and for its own end then: the
+        gateway would give up, and the caller be told nothing that it can act on.
+
+        Raises:
+            ShoalError: UNAVAILABLE: it takes longer. What was begun goes on; the same request finds it.
+        """
+        answering = asyncio.create_task(front(scope, receive, answer.take), name="request")
+        try:
+            await asyncio.wait({answering}, timeout=max(left() - CUT_S, 0.0))
+            in_time = answering.done()
+        finally:
+            answering.cancel()
+            (outcome,) = await asyncio.gather(answering, return_exceptions=True)
+        if not in_time:
+            raise ShoalError(
+                ErrorCode.UNAVAILABLE,
+                "this takes longer than this entrance can wait; repeat the request under the same id",
+                retry_after_s=0.1,
+            )
+        if isinstance(outcome, BaseException):
+            raise outcome
 
     async def _poll_stream(self, front: Front, scope: Scope, receive: Receive, answer: _Answer) -> None:
         """Follow a stream until it has told something, and answer that."""

@@ -166,6 +166,32 @@ def test_a_stream_that_ends_is_whole(world: World) -> None:
     assert refused.code == "unauthenticated"
 
 
+def test_what_takes_longer_than_the_gateway_waits_is_told_in_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past 30 s the gateway would answer for us, with nothing to act on. The typed error comes before that, says to
+    repeat the request, and the repeat finds what was begun; an answer that was begun is not given half."""
+    monkeypatch.setattr(function, "ANSWER_S", 1.3)
+    world.host()
+    id = world.session()
+
+    async def hangs(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        response = web.StreamResponse(headers={"content-type": "application/json"})
+        await response.prepare(request)
+        await response.write(b'{"half')
+        await asyncio.Event().wait()
+        return response
+
+    world.agent.script.append(hangs)
+    act = {"id": "a", "action": {"type": "exec", "command": "sleep 60"}, "wait_s": 25}
+    answer = world.post(f"/v1/sessions/{id}/actions", act)
+    assert (answer.status, answer.code) == (503, "unavailable")
+    assert answer.json()["error"]["next"] == "retry"
+    again = world.post(f"/v1/sessions/{id}/actions", act)
+    assert again.status == 200
+
+
 def test_a_host_that_registers_is_given_who_waits(world: World) -> None:
     """The queue has no loop in a function: the request of a new host drains it before it is answered."""
     waiting = world.post("/v1/sessions", {"image": "code:1", "wait_s": 0})
