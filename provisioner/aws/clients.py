@@ -15,9 +15,11 @@ SDK_ATTEMPTS = 3
 #: Services whose adapter repeats its calls, or is repeated by whoever holds it: there the SDK tries once, so that
 #: repeats neither multiply nor hide whether an earlier try may have been applied.
 TRIED_ONCE = frozenset({"dynamodb", "s3"})
-#: Seconds to connect, and without an answer, until a call is given up.
+#: Seconds to connect, and without an answer, until a call is given up. What answers in milliseconds is given up
+#: sooner, so that a repeat fits into a request of 25 s.
 CONNECT_S = 3.0
 READ_S = 20.0
+READ_S_OF = {"dynamodb": 8.0}
 #: Connections per service: a process has at most so many calls under way.
 CONNECTIONS = 64
 
@@ -71,7 +73,7 @@ class AwsClients:
             self._session = aioboto3.Session()
         config = Config(
             connect_timeout=CONNECT_S,
-            read_timeout=READ_S,
+            read_timeout=READ_S_OF.get(service, READ_S),
             max_pool_connections=CONNECTIONS,
             # Standard, not adaptive: its client-side rate limiter blocks inside the SDK, unseen and uncounted.
             # Adapters slow down by themselves, within bounds, and count it.
