@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from provisioner.codec import RecordTooNew, dump, load
+from provisioner.pool_state import PoolState
 from shoal.contract.base import HostId, KeyId, SessionId, SnapshotId, TenantId
 from shoal.contract.errors import ErrorDetail
 from shoal.contract.host import Capacity, Load, WarmKey, WarmReport
@@ -260,27 +261,6 @@ class Demand:
     resources: Resources
     last_at: datetime
     counts: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolState:
-    """What the reconciler remembers of a pool.
-
-    Attributes:
-        failures: Hosts in a row that did not come up.
-        host_capacity: How large its hosts were when there last were any.
-        start_ms: How long the latest hosts took from their order to their registration, the newest last.
-        measured_to: The newest registration among those.
-    """
-
-    name: str
-    not_scaling: str | None = None
-    failures: int = 0
-    last_failure_at: datetime | None = None
-    last_failure: str | None = None
-    host_capacity: Capacity | None = None
-    start_ms: tuple[int, ...] = ()
-    measured_to: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
