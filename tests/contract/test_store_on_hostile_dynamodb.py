@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from provisioner.store.dynamodb_pace import Gate, Pace
 from provisioner.store.port import (
     Absent,
     ConditionFailed,
@@ -177,3 +178,26 @@ async def test_the_failing_layer_fails_in_every_way(ministack: str) -> None:
         assert min(store.counters.throttled, store.counters.conflicts, store.counters.unavailable) > 0
         assert store.counters.unprocessed > 0
         assert store.gate.pace.limit < 64
+
+
+async def test_closing_finishes_what_was_accepted(ministack: str) -> None:
+    """Calls under way and calls that wait for their turn are answered; later ones are refused."""
+    async with dynamo_store(ministack, pace=Pace(least=1, most=2)) as (store, _):
+        puts = [Put(key=Key(pk="p", sk=f"{n:02d}"), item={}) for n in range(8)]
+        tasks = [asyncio.create_task(store.transact([put])) for put in puts]
+        await asyncio.sleep(0)
+        assert store.gate.waiting > 0
+        await store.close()
+        await asyncio.gather(*tasks)
+        with pytest.raises(StoreUnavailable):
+            await store.transact([puts[0]])
+
+
+async def test_too_many_waiting_calls_are_refused_at_once(ministack: str) -> None:
+    """What would wait behind a full line is `Throttled`, counted, and reaches no table."""
+    async with dynamo_store(ministack, pace=Pace(least=1, most=1)) as (store, _):
+        store.gate = Gate(Pace(least=1, most=1), lambda: 0.0, max_waiting=2)
+        gets = (store.get(Key(pk="p", sk=str(n))) for n in range(8))
+        outcomes = await asyncio.gather(*gets, return_exceptions=True)
+        assert sum(isinstance(outcome, Throttled) for outcome in outcomes) == store.counters.shed == 5
+        assert store.counters.calls["get_item"] == 3
