@@ -1,8 +1,9 @@
 """The Lambda function of the reconciler: `provisioner.handlers.reconcile`.
 
 What invokes it: a schedule (every minute), the wake items of the table's stream (filtered to `pk = WAKE`), and events
-of ECS, EC2 and Spot by EventBridge. None of them says anything but that it is time to look: state is read. It runs outside
-the network of the hosts and reaches none of them; what hosts are to do travels in the replies to their heartbeats.
+of ECS, EC2 and Spot by EventBridge. None of them says anything but that it is time to look: state is read. It runs
+outside the network of the hosts and reaches none of them; what hosts are to do travels in the replies to their
+heartbeats.
 
 A batch of the stream never fails: its records only wake, so there is nothing to repeat, and a batch that failed would
 be repeated for as long as the stream keeps it, holding up newer ones. What did not work is logged, and left to the

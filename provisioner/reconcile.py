@@ -97,9 +97,7 @@ class Reconciler:
         oldest = min((each.since for each in view.waiting if each.since is not None), default=None)
         if oldest is not None:
             # Terraform's module `observability` makes a metric of it.
-            log.info(
-                "reconcile.queue", waiting=len(view.waiting), queue_age_s=(now - oldest).total_seconds()
-            )
+            log.info("reconcile.queue", waiting=len(view.waiting), queue_age_s=(now - oldest).total_seconds())
         decided = plan(view, self._policy, now)
         if not context.execution_enabled:
             decided = replace(decided, start={}, resume={})
