@@ -140,23 +140,20 @@ class EcsCapacity:
         under_way = pool.under_way(view, self._clock.monotonic())
         order = ecs_plan.order(view, starts, under_way, self._clock.now(), join_s=self._join_s)
         group = pool.about.auto_scaling_group
-        wait = list(order.wait)
         for machine in order.stuck:
-            why = (
-                f"Instance {machine.id} did not join cluster {pool.about.cluster} within {self._join_s:.0f} s "
-                "of its launch; it is replaced."
-            )
-            log.warning("machine.stuck", pool=pool.about.pool, instance=machine.id, reason=why)
+            log.warning("machine.stuck", pool=pool.about.pool, instance=machine.id)
             await self._terminate(pool, machine)
-            if wait:
-                refused[wait.pop().host] = why
+        names = ", ".join(machine.id for machine in order.stuck[:3])
+        for start in order.late:
+            refused[start.host] = (
+                f"Of the instances launched {len(order.stuck)} ({names}) did not join cluster {pool.about.cluster} within "
+                f"{self._join_s:.0f} s of their launch; others are tried."
+            )
         if order.desired is not None:
-            # What a stuck machine's host leaves is asked for anew, once the pool has waited a while.
-            desired = order.desired - (len(order.wait) - len(wait))
             try:
-                await self._desire(pool, view, desired)
+                await self._desire(pool, view, order.desired)
             except Refused as error:
-                refused |= {start.host: error.reason for start in wait}
+                refused |= {start.host: error.reason for start in order.wait}
         elif order.short:
             since = min(start.asked_at for start in order.short)
             why = await pool.reader.launch_failure(since) or ""

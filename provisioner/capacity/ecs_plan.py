@@ -25,6 +25,7 @@ class Order:
         wait: Hosts whose machine is on order, in the order asked.
         full: Hosts for whom the group has no place: its largest size is reached.
         stuck: Machines to end because they did not join the cluster in time.
+        late: Hosts that waited for those: they are given up, so that it is told, and whoever needs hosts asks anew.
         short: Hosts without a machine although the order for it stands: worth asking why.
     """
 
@@ -33,6 +34,7 @@ class Order:
     wait: tuple[HostStart, ...] = ()
     full: tuple[HostStart, ...] = ()
     stuck: tuple[Machine, ...] = ()
+    late: tuple[HostStart, ...] = ()
     short: tuple[HostStart, ...] = ()
 
 
@@ -72,6 +74,8 @@ def order(
     room = max(0, view.max_size - taken - len(place))
     full = rest[room:]
     rest = rest[:room]
+    kept = max(0, len(rest) - len(stuck))
+    rest, late = rest[:kept], rest[kept:]
     wanted = taken + len(place) + len(rest)
     after_ending = view.desired - len(stuck)
     return Order(
@@ -80,6 +84,7 @@ def order(
         wait=tuple(rest),
         full=tuple(full),
         stuck=tuple(stuck),
+        late=tuple(late),
         short=tuple(rest[coming:]) if wanted <= view.desired and not stuck else (),
     )
 

@@ -214,8 +214,11 @@ async def test_a_machine_that_never_joins_is_replaced_and_told(bench: Bench) -> 
         await bench.capacity.start(bench.starts(2))
     assert bad in raised.value.reason
     assert raised.value.refused == {"hst_2"}
+    ended = bench.clients.made("terminate_instance_in_auto_scaling_group")
+    assert [about["InstanceId"] for about in ended] == [bad]
     assert await bench.world.machines() == [good]
     assert await bench.desired() == 1
+    assert len(bench.clients.made("set_desired_capacity")) == 1
     await bench.capacity.start(bench.starts(1, first=3))
     assert await bench.desired() == 2
 

@@ -103,7 +103,11 @@ def test_a_machine_that_is_late_is_ended() -> None:
     late = machine(1, connected=False, launched_at=NOW - timedelta(seconds=181))
     young = machine(2, connected=False, launched_at=NOW - timedelta(seconds=179))
     unknown = machine(3, connected=False)
-    assert order(group([late, young, unknown]), "a").stuck == (late,)
+    found = order(group([late, young, unknown]), "a", "b", "c")
+    assert found.stuck == (late,)
+    assert [start.host for start in found.late] == ["c"]
+    assert found.desired is None
+    assert order(group([late, young, unknown])).stuck == (late,)
 
 
 def test_surplus_keeps_what_is_ready_and_ends_what_is_idle() -> None:
@@ -162,7 +166,9 @@ def test_an_order_settles(world: tuple[GroupView, list[str]]) -> None:
     used = [on.id for _, on in found.place]
     assert len(used) == len(set(used))
     assert {on.id for _, on in found.place}.isdisjoint(each.machine for each in view.tasks)
-    named = [start.host for start, _ in found.place] + [start.host for start in (*found.wait, *found.full)]
+    named = [start.host for start, _ in found.place] + [
+        start.host for start in (*found.wait, *found.full, *found.late)
+    ]
     assert sorted(named) == sorted(hosts)
     counting = sum(each.counts for each in view.machines.values())
     if found.desired is not None:
