@@ -121,7 +121,7 @@ class Demo:
     def _go_on(self, snapshot: str, before: Host) -> None:
         """Sessions from the snapshot, on another host, with the edited file."""
         with self._shoal.sessions(
-            snapshot=snapshot, count=self._sessions, run="demo", resources=_RESOURCES, timeout_s=_UP_S
+            snapshot=snapshot, count=self._sessions, run="demo", resources=_RESOURCES
         ) as group:
             hosts = set()
             for box in group:
