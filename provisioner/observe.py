@@ -51,7 +51,7 @@ def policy_of(settings: ProvisionerSettings) -> Policy:
         lease_s=settings.lease_s,
         lost_margin_s=settings.lost_margin_s,
         host_start_s=settings.host_start_s,
-        tick_s=settings.reconcile_s,
+        tick_s=settings.look_s or settings.reconcile_s,
     )
 
 

@@ -58,6 +58,8 @@ class ProvisionerSettings(BaseSettings):
         lease_s: How long a host works on without an acknowledged heartbeat; then it freezes.
         lost_margin_s: How much later than that the control plane declares it lost. Must exceed `heartbeat_s`.
         reconcile_s: How often the reconciler looks without being woken.
+        look_s: The longest time without a look where something outside wakes it, such as a schedule of 60 s: prepares
+            start their hosts so much sooner. None is `reconcile_s`, and on Lambda 60.
         host_start_s: How long a started host may take to register.
         start_wait_s: How long the first placement waits for a sandbox to run before it records `starting`.
         start_attempts: Sandbox starts that may fail before the session does.
@@ -76,6 +78,7 @@ class ProvisionerSettings(BaseSettings):
     lease_s: float = Field(default=30.0, gt=0)
     lost_margin_s: float = Field(default=10.0, gt=0)
     reconcile_s: float = Field(default=2.0, gt=0)
+    look_s: float | None = Field(default=None, gt=0)
     host_start_s: float = Field(default=60.0, gt=0)
     start_wait_s: float = Field(default=2.0, ge=0)
     start_attempts: int = Field(default=3, ge=1)

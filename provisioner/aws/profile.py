@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 Role = Literal["api", "router", "reconciler"]
 
+#: Seconds between two invocations of the reconciler by its schedule (infra/modules/reconciler).
+_SCHEDULE_S = 60.0
+
 
 @asynccontextmanager
 async def open_services(
@@ -60,6 +63,8 @@ async def open_services(
     Raises:
         ValueError: A pool has no driver, in a process that starts hosts.
     """
+    if role == "reconciler" and settings.look_s is None:
+        settings = settings.model_copy(update={"look_s": _SCHEDULE_S})
     async with AsyncExitStack() as stack:
         if clients is None:
             from provisioner.aws.clients import AwsClients

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.model import PoolState, Source
+from provisioner.observe import policy_of
 from provisioner.placement import HostView, Room, warm_key, warm_name
 from provisioner.plan import (
     HostFacts,
@@ -22,7 +23,8 @@ from provisioner.plan import (
     Waiting,
     Wanted,
 )
-from provisioner.planner import FILL_S, plan
+from provisioner.planner import FILL_S, lead_of, plan
+from provisioner.settings import ProvisionerSettings
 from shoal.contract.base import HostId, SessionId
 from shoal.contract.states import HostState, Substrate
 
@@ -231,6 +233,17 @@ def test_a_prepare_starts_its_hosts_as_late_as_measured_starts_allow(
     decided = plan(due, policy(), NOW)
     assert decided.start == {"default": 2}
     assert sum(level.count for each in decided.levels for level in each.levels) == 8
+
+
+def test_a_prepare_does_not_wait_for_a_look_that_comes_rarely() -> None:
+    """Where only a schedule wakes the reconciler, hosts are started so much sooner."""
+    for settings, tick_s in (
+        (ProvisionerSettings(reconcile_s=3.0), 3.0),
+        (ProvisionerSettings(reconcile_s=3.0, look_s=60.0), 60.0),
+    ):
+        rules = policy_of(settings)
+        state = PoolState(name="default", start_ms=(40_000,), measured_to=NOW)
+        assert lead_of(rules, state).total_seconds() == 40 + tick_s + FILL_S
 
 
 def test_hosts_are_not_sent_away_before_a_prepare_that_needs_them() -> None:
