@@ -195,7 +195,7 @@ variable "root_gib" {
 }
 
 variable "home_disk" {
-  description = "The disk of sandboxes, layers and journals: see module host."
+  description = "The disk of sandboxes, layers and journals; null takes the one that `ami_id` brings: see module host."
   type = object({
     gib              = optional(number, 100)
     iops             = optional(number, 3000)

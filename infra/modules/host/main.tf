@@ -65,17 +65,21 @@ resource "aws_launch_template" "this" {
     }
   }
 
-  block_device_mappings {
-    device_name = "/dev/xvdb"
+  dynamic "block_device_mappings" {
+    for_each = var.home_disk[*]
 
-    ebs {
-      volume_type           = "gp3"
-      volume_size           = var.home_disk.gib
-      iops                  = var.home_disk.iops
-      throughput            = var.home_disk.throughput_mibps
-      encrypted             = true
-      kms_key_id            = var.kms_key_arn
-      delete_on_termination = true
+    content {
+      device_name = "/dev/xvdb"
+
+      ebs {
+        volume_type           = "gp3"
+        volume_size           = block_device_mappings.value.gib
+        iops                  = block_device_mappings.value.iops
+        throughput            = block_device_mappings.value.throughput_mibps
+        encrypted             = true
+        kms_key_id            = var.kms_key_arn
+        delete_on_termination = true
+      }
     }
   }
 

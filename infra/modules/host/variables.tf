@@ -77,7 +77,7 @@ variable "root_gib" {
 }
 
 variable "home_disk" {
-  description = "The disk of sandboxes, layers and journals (/var/lib/shoal): a gp3 volume of its own. `gib`: sizes reserved by sandboxes times what they really write; `iops` 3,000 and `throughput_mibps` 125 cost nothing extra."
+  description = "The disk of sandboxes, layers and journals (/var/lib/shoal): a gp3 volume of its own. `gib`: sizes reserved by sandboxes times what they really write; `iops` 3,000 and `throughput_mibps` 125 cost nothing extra. Null: the volume that `ami_id` brings at /dev/xvdb (infra/ami), layers and all."
   type = object({
     gib              = optional(number, 100)
     iops             = optional(number, 3000)
@@ -86,7 +86,12 @@ variable "home_disk" {
   default = {}
 
   validation {
-    condition     = var.home_disk.gib >= 20 && var.home_disk.gib <= 16384 && var.home_disk.iops >= 3000 && var.home_disk.iops <= 16000 && var.home_disk.throughput_mibps >= 125 && var.home_disk.throughput_mibps <= 1000
+    condition     = var.home_disk != null || var.ami_id != null
+    error_message = "Without home_disk the image of ami_id has to bring a volume at /dev/xvdb."
+  }
+
+  validation {
+    condition     = var.home_disk == null ? true : var.home_disk.gib >= 20 && var.home_disk.gib <= 16384 && var.home_disk.iops >= 3000 && var.home_disk.iops <= 16000 && var.home_disk.throughput_mibps >= 125 && var.home_disk.throughput_mibps <= 1000
     error_message = "gib 20 to 16,384; iops 3,000 to 16,000; throughput_mibps 125 to 1,000 (limits of gp3)."
   }
 }

@@ -79,6 +79,31 @@ run "for_batch" {
   }
 }
 
+run "baked" {
+  command = plan
+
+  variables {
+    ami_id             = "ami-0123456789abcdef0"
+    home_disk          = null
+    use_instance_store = false
+  }
+
+  assert {
+    condition     = [for mapping in aws_launch_template.this.block_device_mappings : mapping.device_name] == ["/dev/xvda"]
+    error_message = "The image's own volume is taken, with the layers on it."
+  }
+}
+
+run "no_volume_at_all" {
+  command = plan
+
+  variables {
+    home_disk = null
+  }
+
+  expect_failures = [var.home_disk]
+}
+
 run "arm" {
   command = plan
 
@@ -101,8 +126,17 @@ run "refused" {
     architecture = "riscv"
     ami_id       = "latest"
     root_gib     = 8
-    home_disk    = { gib = 10 }
   }
 
-  expect_failures = [var.pool, var.architecture, var.ami_id, var.root_gib, var.home_disk]
+  expect_failures = [var.pool, var.architecture, var.ami_id, var.root_gib]
+}
+
+run "no_such_disk" {
+  command = plan
+
+  variables {
+    home_disk = { gib = 10 }
+  }
+
+  expect_failures = [var.home_disk]
 }
