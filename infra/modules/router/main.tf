@@ -41,7 +41,7 @@ resource "aws_cloudwatch_log_group" "this" {
 }
 
 resource "aws_ecs_task_definition" "this" {
-  #checkov:skip=CKV_AWS_97:No volume is on EFS
+  #checkov:skip=CKV_AWS_97:No volume is on EFS, so there is none to encrypt
   #checkov:skip=CKV_AWS_249:Execution role and task role are two
   family                   = local.prefix
   requires_compatibilities = ["EC2"]
