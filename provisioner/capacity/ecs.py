@@ -146,8 +146,8 @@ class EcsCapacity:
         names = ", ".join(machine.id for machine in order.stuck[:3])
         for start in order.late:
             refused[start.host] = (
-                f"Of the instances launched {len(order.stuck)} ({names}) did not join cluster {pool.about.cluster} within "
-                f"{self._join_s:.0f} s of their launch; others are tried."
+                f"Of the instances launched {len(order.stuck)} ({names}) did not join cluster "
+                f"{pool.about.cluster} within {self._join_s:.0f} s; others are tried."
             )
         if order.desired is not None:
             try:
