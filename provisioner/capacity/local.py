@@ -166,7 +166,7 @@ class LocalCapacity:
             pool=about["pool"],
             alive=alive,
             started_at=datetime.fromisoformat(about["started_at"]),
-            detail=None if alive else self._last_words(host),
+            detail=self._last_words(host, alive=alive),
         )
 
     def _process(self, about: Mapping[str, Any]) -> ProcessName | None:
@@ -179,7 +179,8 @@ class LocalCapacity:
                 return process
         return None
 
-    def _last_words(self, host: str) -> str:
+    def _last_words(self, host: str, *, alive: bool) -> str | None:
+        """Why an agent has ended, or what it complained of last: one that is started again and again lives on."""
         try:
             with (self._root / host / "agent.log").open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
@@ -187,8 +188,12 @@ class LocalCapacity:
                 lines = [line for line in text.splitlines() if line.strip() and '"level": "info"' not in line]
         except OSError:
             lines = []
-        said = f" Its last words: {lines[-1][:500]}" if lines else ""
-        return "Its agent has ended." + said
+        # Why it ended says more than that it did.
+        lines = [line for line in lines if not line.startswith("holder: ")] or lines
+        said = f"Its last words: {lines[-1][:500]}" if lines else ""
+        if alive:
+            return said or None
+        return f"Its agent has ended. {said}".rstrip()
 
     async def _stop(self, name: str) -> None:
         try:

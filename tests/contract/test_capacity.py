@@ -392,6 +392,24 @@ async def test_a_dead_host_says_its_last_words(tmp_path: Path) -> None:
     await capacity.stop([instance.id])
 
 
+async def test_a_host_that_does_not_come_up_says_what_it_complains_of(tmp_path: Path) -> None:
+    """An agent that fails while its holder keeps starting it is alive; what it says last is told all the same."""
+    program = (
+        "import sys, time; print('no user namespaces here', file=sys.stderr, flush=True); "
+        "print('holder: the agent ended with 1; starting it again', file=sys.stderr, flush=True); time.sleep(600)"
+    )
+    capacity = local(tmp_path, command=lambda start, home: [sys.executable, "-c", program])
+    (instance,) = await capacity.start([start(1)])
+    for _ in range(500):
+        (instance,) = await capacity.instances()
+        if "user namespaces" in (instance.detail or ""):
+            break
+        await asyncio.sleep(0.02)
+    assert instance.alive
+    assert "no user namespaces here" in (instance.detail or "")
+    await capacity.stop([instance.id])
+
+
 async def test_a_program_that_is_not_there_is_typed(tmp_path: Path) -> None:
     """A command that cannot be started is an error of its own, and leaves nothing."""
     capacity = local(tmp_path, command=lambda start, home: ["/nonexistent/agent"])
