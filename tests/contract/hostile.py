@@ -27,6 +27,7 @@ from botocore.exceptions import (
 )
 
 _URL = "http://127.0.0.1"
+_CALL_S = 0.003
 _ITEM_BYTES = 400 * 1024
 _TRANSACTION_BYTES = 4 * 1024 * 1024
 _EXPRESSION_BYTES = 4096
@@ -124,8 +125,8 @@ class HostileClient:
                 "TransactWriteItems", token, lambda: self._client.transact_write_items(**request), items=items
             )
         touched = [_target(item) for item in items]
-        # As a real call: others run in between, or who repeats at once would keep the first from ending.
-        await asyncio.sleep(0)
+        # A call takes its time: others run in between, or who repeats at once would keep the first from ending.
+        await asyncio.sleep(_CALL_S)
         if token in self._tokens:
             self._count("TransactionInProgressException")
             message = "The transaction with the given request token is already in progress."

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.store.dynamodb_items import (
@@ -34,6 +34,7 @@ def put_and_read(item: dict[str, Any]) -> Any:
     return decode_item(json.loads(json.dumps(put["Item"])))
 
 
+@settings(deadline=None)
 @given(ITEMS)
 def test_an_item_comes_back_as_from_sqlite(item: dict[str, Any]) -> None:
     """Whatever JSON and sets are put: the same values, of the same types, as the other adapter gives back."""
@@ -46,6 +47,7 @@ def test_an_item_comes_back_as_from_sqlite(item: dict[str, Any]) -> None:
     assert (stored.key, stored.version, stored.expires_at) == (KEY, 7, None)
 
 
+@settings(deadline=None)
 @given(ITEMS, st.randoms(use_true_random=False))
 def test_the_same_operations_are_the_same_request(item: dict[str, Any], chance: random.Random) -> None:
     """The order in which attributes were named does not show: a token's repeat is compared byte for byte."""

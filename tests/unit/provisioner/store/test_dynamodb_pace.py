@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.clock import ManualClock
@@ -37,6 +37,7 @@ def test_answers_raise_it_a_little_each_round() -> None:
     assert pace.limit == 64
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans() | st.floats(0, 10), max_size=200))
 def test_it_stays_within_its_bounds(events: list[bool | float]) -> None:
     """Whatever happens in whatever order."""

@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.store.fake import FakeStore
@@ -36,6 +36,7 @@ def test_a_value_has_its_size(value: object, size: int) -> None:
     assert value_bytes(value) == size
 
 
+@settings(deadline=None)
 @given(ITEMS, TEXT.filter(bool), TEXT.filter(bool))
 def test_an_item_is_never_larger_than_its_json_and_its_key(item: dict[str, object], pk: str, sk: str) -> None:
     """What lets most items pass uncounted holds for every item."""
