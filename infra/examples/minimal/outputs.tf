@@ -21,9 +21,9 @@ output "agent_repository" {
 output "next_steps" {
   description = "From here to the first command in a sandbox."
   value       = <<-EOT
-    # 1. The agent's image, once for each version (after: make image)
+    # 1. The agent's image, once for each version (in the source tree)
+    scripts/agent_image ${module.registry.repository_urls["agent"]}:${var.agent_image_tag}
     aws ecr get-login-password --region ${var.region} | docker login --username AWS --password-stdin ${split("/", module.registry.repository_urls["agent"])[0]}
-    docker tag shoal-agent:${var.agent_image_tag} ${module.registry.repository_urls["agent"]}:${var.agent_image_tag}
     docker push ${module.registry.repository_urls["agent"]}:${var.agent_image_tag}
 
     # 2. The first tenant and its key, printed once

@@ -31,16 +31,18 @@ output "alb_dns_name" {
 output "next_steps" {
   description = "From here to the first command in a sandbox."
   value       = <<-EOT
-    # 1. The agent's image, once for each version (after: make image)
+    # 1. The agent's image, once for each version (in the source tree)
+    scripts/agent_image ${module.registry.repository_urls["agent"]}:${var.agent_image_tag}
     aws ecr get-login-password --region ${var.region} | docker login --username AWS --password-stdin ${split("/", module.registry.repository_urls["agent"])[0]}
-    docker tag shoal-agent:${var.agent_image_tag} ${module.registry.repository_urls["agent"]}:${var.agent_image_tag}
     docker push ${module.registry.repository_urls["agent"]}:${var.agent_image_tag}
     %{~if local.routed~}
 
-    # The router's image likewise, to ${module.registry.repository_urls["router"]}:${var.agent_image_tag}
+    # The router's image likewise
+    scripts/agent_image ${module.registry.repository_urls["router"]}:${var.agent_image_tag} router
+    docker push ${module.registry.repository_urls["router"]}:${var.agent_image_tag}
     %{~endif~}
 
-    # Before a burst of more than 4,000 creates a second: warm the table up (billed once, by the unit)
+    # Before large bursts: a new table takes 4,000 write units a second, and a create is several (docs/dynamodb.md); billed once
     aws dynamodb update-table --region ${var.region} --table-name ${module.state.table_name} --warm-throughput ReadUnitsPerSecond=40000,WriteUnitsPerSecond=40000
 
     # 2. The first tenant and its key, printed once
