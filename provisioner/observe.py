@@ -45,6 +45,7 @@ def policy_of(settings: ProvisionerSettings) -> Policy:
                 headroom_sandboxes=pool.headroom_sandboxes,
                 headroom_share=pool.headroom_share,
                 scale_in_margin=pool.scale_in_margin,
+                drain_below=pool.drain_below,
             )
             for pool in settings.pools
         ),

@@ -188,22 +188,26 @@ def _load(left: Mapping[tuple[Room, Substrate], int], shape: Room) -> dict[tuple
     held = Room()
     loaded: dict[tuple[Room, Substrate], int] = {}
     for kind, count in left.items():
-        count = min(count, _times(kind[0], held, shape))
+        count = min(count, times(kind[0], shape - held))
         if count:
             loaded[kind] = count
             held = held + _scaled(kind[0], count)
     return loaded
 
 
-def _times(room: Room, held: Room, shape: Room) -> int:
-    """How many of `room` fit beside `held`; what needs nothing at all fits once."""
-    fits = [
-        (shape.cpu_millis - held.cpu_millis) // room.cpu_millis if room.cpu_millis else None,
-        (shape.memory_mib - held.memory_mib) // room.memory_mib if room.memory_mib else None,
-        (shape.disk_mib - held.disk_mib) // room.disk_mib if room.disk_mib else None,
-        (shape.sandboxes - held.sandboxes) // room.sandboxes if room.sandboxes else None,
+def times(room: Room, free: Room) -> int:
+    """How many of a room fit into what is free; what needs nothing at all fits once."""
+    counts = [
+        has // needs
+        for needs, has in (
+            (room.cpu_millis, free.cpu_millis),
+            (room.memory_mib, free.memory_mib),
+            (room.disk_mib, free.disk_mib),
+            (room.sandboxes, free.sandboxes),
+        )
+        if needs
     ]
-    return max(0, min((count for count in fits if count is not None), default=1))
+    return max(0, min(counts, default=1))
 
 
 def _scaled(room: Room, count: int) -> Room:

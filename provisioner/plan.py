@@ -31,6 +31,7 @@ class PoolPolicy:
     headroom_sandboxes: int = 0
     headroom_share: float = 0.0
     scale_in_margin: float = 0.0
+    drain_below: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from provisioner.plan import (
     View,
     Wanted,
 )
-from provisioner.sizing import need_of, size, surplus
+from provisioner.sizing import need_of, size, surplus, thinned
 from provisioner.warmth import levels_for
 from shoal.contract.base import HostId
 from shoal.contract.states import HostState
@@ -85,7 +85,16 @@ def plan(view: View, policy: Policy, now: datetime) -> Plan:
         if not sizing.start and not sizing.undrain and not sizing.unmet:
             # Whoever is about to be needed again is not sent away: a stop and a start take as long as the wait.
             soon = _within(due, 2 * lead, now)
-            drain += surplus(pool, hosts, need_of(pool, hosts, waiting, soon, recent, state), now)
+            need = need_of(pool, hosts, waiting, soon, recent, state)
+            going = surplus(pool, hosts, need, now)
+            quiet = thinned(pool, hosts, need, frozenset(going))
+            since = state.surplus_since or now
+            if quiet and (now - since).total_seconds() >= pool.scale_in_cooldown_s:
+                going, quiet = [*going, *quiet], []
+            drain += going
+            state = replace(state, surplus_since=since if quiet else None)
+        else:
+            state = replace(state, surplus_since=None)
         undrained, drained = frozenset(sizing.undrain), frozenset(drain)
         stop += [
             StopInstance(instance=host.instance.id, host=host.view.id, reason="drained")

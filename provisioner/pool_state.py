@@ -17,6 +17,7 @@ class PoolState:
         host_capacity: How large its hosts were when there last were any.
         start_ms: How long the latest hosts took from their order to their registration, the newest last.
         measured_to: The newest registration among those.
+        surplus_since: Since when it could do without hosts that sessions are on.
     """
 
     name: str
@@ -27,3 +28,4 @@ class PoolState:
     host_capacity: Capacity | None = None
     start_ms: tuple[int, ...] = ()
     measured_to: datetime | None = None
+    surplus_since: datetime | None = None

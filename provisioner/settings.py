@@ -23,6 +23,9 @@ class PoolSettings(BaseSettings):
         scale_in_cooldown_s: Seconds a host must have been idle before it is taken away while others stay.
         scale_in_margin: Idle hosts are taken away only while the others keep room for so much more of what runs and
             waits, as a share of it: a ripple of demand then starts none again.
+        drain_below: Busy hosts filled to no more than this share take no new sessions once the others have had room for
+            theirs throughout a cool-down; their sessions end in their time, and they are taken back when they are
+            needed. 0 leaves busy hosts alone: right where all sessions of a step end together.
         max_step: The most hosts started in one look of the reconciler; None starts all that are short at once.
         headroom_sandboxes, headroom_share: Room kept free for bursts, in sandboxes of the kind asked for most of late:
             so many, or that share of what runs and waits, whichever is more. None is kept while nothing runs or waits.
@@ -41,6 +44,7 @@ class PoolSettings(BaseSettings):
     idle_to_zero_s: float = Field(default=300.0, ge=0)
     scale_in_cooldown_s: float = Field(default=60.0, ge=0)
     scale_in_margin: float = Field(default=0.1, ge=0)
+    drain_below: float = Field(default=0.0, ge=0, le=1)
     max_step: int | None = Field(default=None, ge=1)
     headroom_sandboxes: int = Field(default=0, ge=0)
     headroom_share: float = Field(default=0.0, ge=0)

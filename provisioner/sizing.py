@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from provisioner.model import PoolState
-from provisioner.packing import Packing, by_size, hosts_for
+from provisioner.packing import Packing, by_size, hosts_for, times
 from provisioner.placement import Ask, HostView, Room, WarmName, warm_name
 from provisioner.plan import HostFacts, PoolPolicy, Recent, Waiting, Wanted
 from shoal.contract.base import HostId
@@ -32,12 +32,14 @@ class Need:
         asks: What waits and what is prepared, by kind, the largest first.
         headroom: Room kept free for bursts, and `margin` what scale-in leaves free besides.
         shape: What one host takes; None while no host has told.
+        typical: What one more sandbox would be; None while nothing is known of demand.
     """
 
     asks: dict[Ask, int]
     headroom: dict[Ask, int]
     margin: dict[Ask, int]
     shape: Room | None
+    typical: Room | None = None
 
 
 @dataclass(kw_only=True)
@@ -73,6 +75,7 @@ def need_of(
         headroom={typical: headroom} if typical is not None and headroom else {},
         margin={typical: margin} if typical is not None and margin else {},
         shape=shape,
+        typical=typical.room if typical is not None else None,
     )
 
 
@@ -161,6 +164,38 @@ def surplus(pool: PoolPolicy, hosts: Sequence[HostFacts], need: Need, now: datet
             continue
         chosen.append(host.view.id)
         staying -= 1
+    return chosen
+
+
+def thinned(
+    pool: PoolPolicy, hosts: Sequence[HostFacts], need: Need, leaving: frozenset[HostId]
+) -> list[HostId]:
+    """Busy hosts that the pool can do without once their sessions have ended: the emptiest, as long as the others have
+    room for everything that is wanted and for as many sessions as those have. `leaving`: those that go anyway."""
+    if (
+        not pool.drain_below
+        or need.typical is None
+        or any(host.state is HostState.STARTING for host in hosts)
+    ):
+        return []
+    open_ = [host for host in hosts if host.view.open and host.view.id not in leaving]
+    free = {host.view.id: times(need.typical, host.view.capacity - host.view.held) for host in open_}
+    wanted = sum(sum(asks.values()) for asks in (need.asks, need.headroom, need.margin))
+    spare = sum(free.values()) - wanted
+    busy = sorted(
+        (
+            (host.view.held.share_of(host.view.capacity), host.view.id, host)
+            for host in open_
+            if host.sessions
+        ),
+        key=lambda each: each[:2],
+    )
+    chosen: list[HostId] = []
+    for share, id, host in busy:
+        spare -= free[id] + host.sessions
+        if share > pool.drain_below or spare < 0 or len(open_) - len(chosen) <= max(1, pool.min_hosts):
+            break
+        chosen.append(id)
     return chosen
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from provisioner.model import Source, WarmLevel
+from provisioner.packing import times
 from provisioner.placement import Room, WarmName, warm_name
 from provisioner.plan import HostFacts, PoolPolicy, Recent, SetLevels, Wanted
 from shoal.contract.base import HostId
@@ -84,7 +85,7 @@ def _spread(
     kept: dict[HostId, int] = {}
     for id, count in sorted(present.items()):
         # A little more than an even share is not worth ending sandboxes for.
-        if count := min(count, even + max(1, even // 4), _times(kind.room, free[id])):
+        if count := min(count, even + max(1, even // 4), times(kind.room, free[id])):
             kept[id] = count
             free[id] = free[id] - _scaled(kind.room, count)
     over = sum(kept.values()) - kind.count
@@ -164,18 +165,3 @@ def _scaled(room: Room, count: int) -> Room:
         disk_mib=room.disk_mib * count,
         sandboxes=room.sandboxes * count,
     )
-
-
-def _times(room: Room, free: Room) -> int:
-    """How many of a room fit into another."""
-    counts = [
-        has // needs
-        for needs, has in (
-            (room.cpu_millis, free.cpu_millis),
-            (room.memory_mib, free.memory_mib),
-            (room.disk_mib, free.disk_mib),
-            (room.sandboxes, free.sandboxes),
-        )
-        if needs
-    ]
-    return max(0, min(counts, default=0))

@@ -6,7 +6,7 @@ import dataclasses
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.model import PoolState, Source
@@ -144,6 +144,7 @@ def test_headroom_is_kept_beside_demand_and_not_without() -> None:
     assert plan(View(), policy(headroom_sandboxes=8, headroom_share=1.0), NOW).empty
 
 
+@settings(deadline=None)
 @given(st.integers(0, 60), st.integers(0, 5), st.integers(0, 20), st.sampled_from([0.0, 0.1, 0.5]))
 def test_headroom_is_there_once_the_hosts_are(waiting: int, busy: int, number: int, share: float) -> None:
     """With the hosts that a plan starts, there is room for what waits and the headroom; the next starts none."""
@@ -181,6 +182,7 @@ def test_scale_in_leaves_a_margin() -> None:
     assert plan(loose, rules, NOW).drain == ("idle",)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.0, 59.0, 61.0, 299.0, 301.0])), max_size=8))
 def test_drained_hosts_are_exactly_the_idle_ones(about: list[tuple[int, float]]) -> None:
     """Hosts without sessions that have been idle for the cool-down (all: for `idle_to_zero_s` when nothing runs) are
@@ -204,6 +206,35 @@ def test_a_steady_stream_does_not_keep_idle_hosts() -> None:
     # What waits needs 26 places, and the two have 14: two of the three stay, those that were busy last.
     hosts = (*hosts[:4], ready("i2", 0, idle_s=200))
     assert plan(View(hosts=hosts, waiting=waits(26)), policy(), NOW).drain == ("i2",)
+
+
+def test_a_pool_that_empties_slowly_closes_its_emptiest_hosts() -> None:
+    """Where it is allowed, hosts that the others can stand in for take no newcomers after a cool-down: the emptiest, as
+    many as leave room for their sessions and the margin. Where it is not, and while a host starts, busy hosts stay."""
+    rules = policy(drain_below=0.5, scale_in_margin=0.1)
+    heard_at = NOW + timedelta(seconds=30)
+    counts = {"a": 6, "b": 4, "c": 2, "d": 1}
+    view = View(hosts=tuple(ready(id, count, heard_at=heard_at) for id, count in counts.items()))
+    first = plan(view, rules, NOW)
+    assert first.drain == ()
+    pools = {state.name: state for state in first.pools}
+    view = dataclasses.replace(view, pools=pools)
+    assert plan(view, rules, NOW + timedelta(seconds=59)).drain == ()
+    # Free: a 2, b 4, c 6. Without d and c there is room for their three and the margin of one; not without b as well.
+    assert plan(view, rules, NOW + timedelta(seconds=60)).drain == ("d", "c")
+    assert plan(view, policy(), NOW + timedelta(seconds=60)).drain == ()
+    growing = dataclasses.replace(view, hosts=(*view.hosts, coming("e")))
+    assert plan(growing, rules, NOW + timedelta(seconds=60)).drain == ()
+    # Demand takes them back, the one with most sessions first, before a host is started.
+    closed = [
+        dataclasses.replace(
+            host, state=HostState.DRAINING, drain=True, view=dataclasses.replace(host.view, open=False)
+        )
+        for host in view.hosts[2:]
+    ]
+    busier = View(hosts=(*view.hosts[:2], *closed), waiting=waits(8), pools=pools)
+    decided = plan(busier, rules, NOW)
+    assert (decided.undrain, decided.start) == (("c",), {})
 
 
 # -- prepares --
@@ -237,11 +268,11 @@ def test_a_prepare_starts_its_hosts_as_late_as_measured_starts_allow(
 
 def test_a_prepare_does_not_wait_for_a_look_that_comes_rarely() -> None:
     """Where only a schedule wakes the reconciler, hosts are started so much sooner."""
-    for settings, tick_s in (
+    for about, tick_s in (
         (ProvisionerSettings(reconcile_s=3.0), 3.0),
         (ProvisionerSettings(reconcile_s=3.0, look_s=60.0), 60.0),
     ):
-        rules = policy_of(settings)
+        rules = policy_of(about)
         state = PoolState(name="default", start_ms=(40_000,), measured_to=NOW)
         assert lead_of(rules, state).total_seconds() == 40 + tick_s + FILL_S
 

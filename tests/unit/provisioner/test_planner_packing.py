@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.board import Board
@@ -84,6 +84,7 @@ def one_by_one(hosts: list[HostView], asks: Mapping[Ask, int]) -> tuple[dict[Ask
     return dict(left), taken
 
 
+@settings(deadline=None)
 @given(hosts, st.lists(st.tuples(asks, st.integers(1, 9)), max_size=5), hosts)
 def test_counting_places_as_asking_one_by_one(
     first: list[HostView], wanted: list[tuple[Ask, int]], later: list[HostView]
@@ -102,6 +103,7 @@ def test_counting_places_as_asking_one_by_one(
     assert packing.place_all(left) == one_by_one(added, left)[0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(asks, st.integers(1, 60)), max_size=5), st.integers(0, 40))
 def test_new_hosts_are_filled_one_after_the_other(wanted: list[tuple[Ask, int]], limit: int) -> None:
     """As many hosts as it takes when each new one takes what fits, no more than the limit; the rest is told."""
@@ -131,6 +133,7 @@ def test_new_hosts_are_filled_one_after_the_other(wanted: list[tuple[Ask, int]],
     assert not any(rooms_left.values())
 
 
+@settings(deadline=None)
 @given(
     hosts,
     asks,
@@ -201,6 +204,7 @@ def test_the_board_draws_evenly_among_hosts_that_fit() -> None:
     assert min(chosen.values()) > 0.5 * 100
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["begin", "refused", "answered", "confirmed", "heard", "counted", "forget"]),

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.placement import Room
@@ -134,6 +134,7 @@ def test_the_lean_model_agrees_with_the_use_cases() -> None:
     )
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 9), st.integers(0, 1000), st.integers(1, 300)).map(
