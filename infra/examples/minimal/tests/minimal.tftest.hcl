@@ -19,7 +19,7 @@ run "whole" {
   }
 
   assert {
-    condition     = strcontains(output.next_steps, "shoal admin bootstrap") && strcontains(output.next_steps, "shoal image push") && strcontains(output.next_steps, "shoal run")
+    condition     = strcontains(output.next_steps, "shoal admin bootstrap") && strcontains(output.next_steps, "shoal image push") && strcontains(output.next_steps, "\nshoal run")
     error_message = "The next steps lead to a first command."
   }
 

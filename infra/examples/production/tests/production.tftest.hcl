@@ -24,8 +24,8 @@ run "whole" {
   }
 
   assert {
-    condition     = strcontains(output.next_steps, "shoal admin bootstrap") && strcontains(output.next_steps, "router")
-    error_message = "The next steps name the router's image."
+    condition     = strcontains(output.next_steps, "shoal admin bootstrap") && strcontains(output.next_steps, ":0.1.0 router\n") && !strcontains(output.next_steps, "\n ")
+    error_message = "The next steps name the router's image, a command a line."
   }
 
   assert {
@@ -57,7 +57,7 @@ run "function_alone" {
   }
 
   assert {
-    condition     = length(module.router) == 0 && output.alb_dns_name == null
+    condition     = length(module.router) == 0 && output.alb_dns_name == null && length(local.router_repository) == 0
     error_message = "No routers."
   }
 }
