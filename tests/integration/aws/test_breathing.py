@@ -117,11 +117,14 @@ class Breathing:
     def __init__(self, cloud: Cloud, clock: QuickClock) -> None:
         self.cloud, self.clock = cloud, clock
         self.world = World()
+        #: Agents that never register: how many of those to come, and who they are.
+        self.mute = 0
+        self.silent: set[str] = set()
         world, counter = self.world, itertools.count(1)
         world.settings = world.settings.model_copy(
             update={
                 "pools": (pool(idle_to_zero_s=20, scale_in_cooldown_s=10, max_hosts=4),),
-                "host_start_s": 300.0,
+                "host_start_s": 60.0,
             }
         )
         world.services = world.replica(
@@ -148,7 +151,10 @@ class Breathing:
                 host.reachable = False
                 host.sandboxes.clear()
         for id, token in running.items():
-            if id not in world.agents.hosts:
+            if self.mute and id not in world.agents.hosts:
+                self.mute -= 1
+                self.silent.add(id)
+            if id not in world.agents.hosts and id not in self.silent:
                 host = world.agents.add(id, capacity=SHAPE)
                 await world.drive(
                     services.hosts.register(
@@ -238,3 +244,19 @@ async def test_a_lost_machine_is_replaced_and_nothing_is_left(breathing: Breathi
     for id in ids:
         await breathing.world.drive(breathing.world.services.sessions.delete(WHO, id))
     await breathing.until_machines(0)
+
+
+async def test_an_agent_that_never_registers_is_replaced_and_told(breathing: Breathing) -> None:
+    """A machine runs and its agent is never heard of: who waits is told, it is ended, and another one serves."""
+    breathing.mute = 1
+    ids = await breathing.create(2)
+    told: set[str] = set()
+    for _ in range(_ROUNDS):
+        await breathing.round()
+        told.add((await breathing.world.services.sessions.get(WHO, ids[0])).waiting_for or "")
+        if await breathing.states(ids) == {SessionState.RUNNING}:
+            break
+    assert any("did not register within 60 s" in why for why in told)
+    assert await breathing.states(ids) == {SessionState.RUNNING}
+    await breathing.until_machines(1)
+    assert breathing.silent.isdisjoint(await breathing.cloud.running())
