@@ -6,6 +6,7 @@ program knows is refused rather than half understood.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter
@@ -22,6 +23,7 @@ class RecordTooNew(Exception):
 
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+_SILENT: dict[type[Any], frozenset[str]] = {}
 
 
 def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
@@ -31,9 +33,20 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
     return adapter
 
 
+def _silent(kind: type[Any]) -> frozenset[str]:
+    """The fields of a record that are None by themselves."""
+    found = _SILENT.get(kind)
+    if found is None:
+        found = _SILENT[kind] = frozenset(field.name for field in fields(kind) if field.default is None)
+    return found
+
+
 def dump(record: Any) -> dict[str, Any]:
-    """A record as an item of JSON values."""
+    """A record as an item of JSON values. Fields that are None, as they are where nothing is said, take no room."""
     item = _adapter(type(record)).dump_python(record, mode="json", by_alias=True)
+    item = {
+        name: value for name, value in item.items() if value is not None or name not in _silent(type(record))
+    }
     item["v"] = RECORD_VERSION
     return cast("dict[str, Any]", item)
 
@@ -47,5 +60,5 @@ def load(kind: type[R], item: Item) -> R:
     version = item.get("v", RECORD_VERSION)
     if version > RECORD_VERSION:
         raise RecordTooNew(f"{kind.__name__} of shape {version}; this version knows {RECORD_VERSION}")
-    fields = {name: value for name, value in item.items() if name != "v"}
-    return cast("R", _adapter(kind).validate_python(fields))
+    told = {name: value for name, value in item.items() if name != "v"}
+    return cast("R", _adapter(kind).validate_python(told))

@@ -56,16 +56,6 @@ class ApiKey:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """A training or evaluation job of a tenant; `weight` is its share of what is scarce."""
-
-    tenant: TenantId
-    name: str
-    created_at: datetime
-    weight: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
 class Source:
     """What a session's disk starts from, resolved once: it never changes for the session.
 
@@ -100,10 +90,8 @@ class Session:
         first_seq: The first seq of this epoch.
         journals: Epochs whose journals are in the blob store.
         retiring: The incarnation to be ended first.
-        holds_quota: Whether its share of the quota is taken.
-        grant: The shard of the quota that it is taken of.
-        shards, queue_shards: Over how many shards its tenant's lists, and its pool's queue, were spread when it was
-            made.
+        holds_quota, grant: Whether its share of the quota is taken, and of which shard.
+        shards, queue_shards: Over how many shards its tenant's lists and its pool's queue were then spread.
         error: Why its last start failed; None when none did, or when it ran since.
     """
 
@@ -111,25 +99,25 @@ class Session:
     tenant: TenantId
     key_id: KeyId
     request_hash: str
-    name: str | None
-    run: str | None
+    name: str | None = None
+    run: str | None = None
     pool: str
     substrate: Substrate
     state: SessionState
-    phase: Phase | None
+    phase: Phase | None = None
     epoch: int
     source: Source
     resources: Resources
     env: dict[str, str]
-    workdir: str | None
-    user: str | None
+    workdir: str | None = None
+    user: str | None = None
     on_start: tuple[str, ...]
     network: Network
     labels: dict[str, str]
     created_at: datetime
     expires_at: datetime
-    idle_pause_s: int | None
-    idle_timeout_s: int | None
+    idle_pause_s: int | None = None
+    idle_timeout_s: int | None = None
     on_host_loss: str
     durability: str
     snapshot_every: int | None = None
@@ -174,7 +162,8 @@ class Queued:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """A session's sandbox on a host (its entry in the host's list). `since`: when it was written down."""
+    """A session's sandbox on a host (its entry in the host's list). `since`: when it was written down;
+    `look`: changes with what the host must hear."""
 
     session: SessionId
     epoch: int
@@ -182,6 +171,7 @@ class Assignment:
     resources: Resources
     key: WarmKey
     since: datetime
+    look: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,8 +273,7 @@ class Prepare:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A durable copy of a session's disk. Its layers are in the manifest of `digest`, once it is available.
-    `shards`: as its session's."""
+    """A durable copy of a session's disk, its layers in the manifest of `digest`. `shards`: as its session's."""
 
     id: SnapshotId
     tenant: TenantId
@@ -378,7 +367,6 @@ __all__ = [
     "Queued",
     "RecordTooNew",
     "Retiring",
-    "Run",
     "Session",
     "SigningKey",
     "Snapshot",

@@ -73,6 +73,9 @@ class Changing:
             ops: list[Op] = [records.save(new, found.version)]
             if session.host is None:
                 ops.append(records.queue_entry(new))
+            else:
+                # Where the sandbox does not hear it now, its heartbeats find out.
+                ops.append(records.look_again(new, f"patch {found.version}"))
             try:
                 await context.store.transact(ops)
             except ConditionFailed:

@@ -80,9 +80,18 @@ class Ending:
         except ShoalError as error:
             if error.code is ErrorCode.NOT_FOUND:
                 await self.finished(session.id, session.epoch, None)
+            else:
+                await self._look_again(session)
             return
         if status.state in ("ended", "failed"):
             await self.finished(session.id, session.epoch, status)
+
+    async def _look_again(self, session: Session) -> None:
+        try:
+            await self._context.store.transact([records.look_again(session, self._context.ids("look"))])
+        except (ConditionFailed, ShoalError):
+            # It is gone, or it is looked at in its turn.
+            return
 
     async def finished(self, id: SessionId, epoch: int, status: SandboxStatus | None) -> Session | None:
         """An ending session's sandbox is gone; None when there is no such session any more."""

@@ -10,7 +10,7 @@ from provisioner.auth import Principal
 from provisioner.lifecycle import LIVE, SESSION, move
 from provisioner.model import Assignment, PoolState, Queued, Session, Source, dump, load, replace
 from provisioner.placement import warm_key
-from provisioner.store.port import Absent, Delete, Key, Op, Put, Stored, Update, VersionIs
+from provisioner.store.port import Absent, Delete, Exists, Key, Op, Put, Stored, Update, VersionIs
 from provisioner.store.steady import SteadyStore
 from shoal.contract.base import HostId, SessionId
 from shoal.contract.errors import ErrorCode, ShoalError
@@ -155,6 +155,16 @@ def assign(session: Session, host: HostId, now: datetime) -> Put:
     return Put(key=keys.assigned(host, session.id, session.epoch), item=dump(assignment))
 
 
+def look_again(session: Session, mark: str) -> Update:
+    """Have the heartbeats of the session's host compare it with its record soon. `mark`: another one each time."""
+    assert session.host is not None
+    return Update(
+        key=keys.assigned(session.host, session.id, session.epoch),
+        set={"look": mark},
+        conditions=(Exists(),),
+    )
+
+
 def unassign(host: HostId, session: SessionId, epoch: int) -> Delete:
     """The sandbox is no more on that host."""
     return Delete(key=keys.assigned(host, session, epoch))
@@ -186,7 +196,6 @@ def ending(
     gone = now + keep
     ops: list[Op] = [
         save(new, version, expires_at=None if has_sandbox else gone),
-        leave_queue(session),
         Delete(key=_live(session)),
         Put(
             key=keys.ended(session.tenant, session.created_at, session.id, session.shards),
@@ -194,6 +203,9 @@ def ending(
             expires_at=gone,
         ),
     ]
+    if not has_sandbox:
+        # Who has a host left the queue with the write that says so.
+        ops.append(leave_queue(session))
     if session.run is not None:
         ops.append(Delete(key=_run_live(session, session.run)))
     if session.name is not None:
