@@ -90,7 +90,8 @@ class AwsClients:
         return await self._stack.enter_async_context(
             self._session.client(
                 service,
-                region_name=self._region,
+                # The SDK for Python knows AWS_DEFAULT_REGION alone; Lambda and ECS, and every other SDK, say AWS_REGION.
+                region_name=self._region or os.environ.get("AWS_REGION"),
                 endpoint_url=self._endpoint,
                 config=config,
                 **self._credentials,
