@@ -22,6 +22,10 @@ READ_S = 20.0
 READ_S_OF = {"dynamodb": 8.0}
 #: Connections per service: a process has at most so many calls under way.
 CONNECTIONS = 64
+#: The SDK's own choice puts the global host (`<bucket>.s3.amazonaws.com`) into presigned URLs. Outside of us-east-1
+#: that host redirects requests for a new bucket, to a host that was not signed; newer Regions refuse them.
+#: https://docs.aws.amazon.com/AmazonS3/latest/API/UsingRouting.html (read 2026-11)
+S3_OF_THE_REGION = {"addressing_style": "virtual", "us_east_1_regional_endpoint": "regional"}
 
 
 class AwsClients:
@@ -81,7 +85,7 @@ class AwsClients:
                 "mode": "standard",
                 "total_max_attempts": 1 if service in TRIED_ONCE else SDK_ATTEMPTS,
             },
-            s3={"addressing_style": "path"} if self._elsewhere else {},
+            s3={"addressing_style": "path"} if self._elsewhere else S3_OF_THE_REGION,
             # Presigned URLs would else be of version 2, which signs no headers and which new Regions refuse.
             signature_version="s3v4" if service == "s3" else None,
             tcp_keepalive=True,
@@ -90,7 +94,7 @@ class AwsClients:
         return await self._stack.enter_async_context(
             self._session.client(
                 service,
-                # The SDK for Python knows AWS_DEFAULT_REGION alone; Lambda and ECS, and every other SDK, say AWS_REGION.
+                # This SDK knows AWS_DEFAULT_REGION alone; Lambda and ECS, and every other SDK, say AWS_REGION.
                 region_name=self._region or os.environ.get("AWS_REGION"),
                 endpoint_url=self._endpoint,
                 config=config,
