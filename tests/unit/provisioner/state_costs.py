@@ -108,9 +108,7 @@ async def large_tenant(world: World) -> None:
     everything = {name.removeprefix("room_"): amount * keys.QUOTA_SHARDS for name, amount in each.items()}
     book = {"limits": "-/-/-", "peak": 2_000 * keys.QUOTA_SHARDS, "moves": 1, **everything}
     ops: list[Op] = [Put(key=keys.book(DEFAULT_TENANT), item=book)]
-    ops += [
-        Put(key=keys.quota(DEFAULT_TENANT, shard), item=each) for shard in range(keys.QUOTA_SHARDS)
-    ]
+    ops += [Put(key=keys.quota(DEFAULT_TENANT, shard), item=each) for shard in range(keys.QUOTA_SHARDS)]
     for start in range(0, len(ops), 90):
         await world.store.transact(ops[start : start + 90])
 
@@ -173,7 +171,9 @@ async def measure() -> Measured:
     groups: dict[int, dict[str, float]] = {}
     for size in (2, 16):
         for number in range(10):
-            await world.drive(sessions.create_many(WHO, body(number, count=size), idempotency_key=f"g{size}-{number}"))
+            await world.drive(
+                sessions.create_many(WHO, body(number, count=size), idempotency_key=f"g{size}-{number}")
+            )
         groups[size] = by_family(store.since().writes_by_partition, 10 * size)
     snapshot = SnapshotCreate(wait_s=0)
     await world.drive(world.services.snapshots.create(WHO, created.session.id, snapshot))
@@ -214,7 +214,9 @@ async def measure() -> Measured:
         each.reachable = False
     for start in range(0, sandboxes - there, 10):
         many = min(10, sandboxes - there - start)
-        await world.drive(sessions.create_many(WHO, body(start, count=max(2, many)), idempotency_key=f"h{start}"))
+        await world.drive(
+            sessions.create_many(WHO, body(start, count=max(2, many)), idempotency_key=f"h{start}")
+        )
     sandboxes = len(host.live())
     await world.run(20.0)
     store.since()
@@ -248,3 +250,152 @@ async def measure() -> Measured:
         host_second_reads=round(resting.read / seconds, 1),
         growth=round(growing - steady.since().write / 200, 1),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How a family is spread: over so many partitions, by what; `per_item`: each item has one of its own."""
+
+    by: str
+    partitions: int
+    per_item: bool = False
+
+
+#: Every family that a create, an end, a snapshot or a heartbeat writes.
+SPREADS: dict[str, Spread] = {
+    "SES": Spread(by="session", partitions=0, per_item=True),
+    "LIVE": Spread(by="session", partitions=keys.LIST_SHARDS),
+    "RUN": Spread(by="session", partitions=keys.LIST_SHARDS),
+    "ENDED": Spread(by="session", partitions=keys.LIST_SHARDS),
+    "QUEUE": Spread(by="session", partitions=keys.LIST_SHARDS),
+    "QUOTA": Spread(by="session", partitions=keys.QUOTA_SHARDS),
+    "NAME": Spread(by="name", partitions=keys.NAME_SHARDS),
+    "ON": Spread(by="host", partitions=HOSTS),
+    "GROUPS": Spread(by="group", partitions=keys.GROUP_SHARDS),
+    "SNP": Spread(by="snapshot", partitions=0, per_item=True),
+    "SESSNP": Spread(by="session", partitions=0, per_item=True),
+    "SNAPSHOTS": Spread(by="snapshot", partitions=keys.LIST_SHARDS),
+    "SNAPSHOTS-OPEN": Spread(by="host", partitions=keys.SNAPSHOT_SHARDS),
+    "USAGE": Spread(by="host", partitions=keys.USAGE_SHARDS),
+    "USAGE-DAYS": Spread(by="tenant", partitions=1),
+}
+
+
+def fullest(kind: str, count: int, shards: int) -> int:
+    """How many of so many ids are in the shard that has the most of them."""
+    return max(Counter(keys.shard_of(keys.derived_id(kind, str(n)), shards) for n in range(count)).values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heat:
+    """A family at `CREATES_S`: units of one thing, how many things a second, over how many partitions, and the units a
+    second of the partition that gets the most."""
+
+    family: str
+    units: float
+    per_s: float
+    what: str
+    partitions: str
+    worst: float
+
+
+def heats(found: Measured) -> list[Heat]:
+    """Every family's heat, all of it from one tenant in one run of one pool, with as many ends as creates."""
+    rows: list[Heat] = []
+
+    def row(name: str, units: float, per_s: float, what: str) -> None:
+        spread = SPREADS[name]
+        if spread.per_item:
+            rows.append(
+                Heat(family=name, units=units, per_s=per_s, what=what, partitions="one each", worst=units)
+            )
+            return
+        if spread.by == "host" and spread.partitions != HOSTS:
+            share = fullest("hst", HOSTS, spread.partitions) / HOSTS
+        elif spread.partitions in (1, HOSTS):
+            share = 1 / spread.partitions
+        else:
+            share = fullest("ses", CREATES_S, spread.partitions) / CREATES_S
+        rows.append(
+            Heat(
+                family=name,
+                units=units,
+                per_s=per_s,
+                what=what,
+                partitions=str(spread.partitions),
+                worst=units * per_s * share,
+            )
+        )
+
+    for name, units in found.session_writes.items():
+        row(name, units, CREATES_S, "session")
+    row("GROUPS", 2 * found.pair_writes["GROUPS"], CREATES_S / 2, "group of two")
+    for name, units in found.snapshot_writes.items():
+        row(name, units, CREATES_S, "snapshot")
+    for name, units in found.usage_writes.items():
+        # A host's replica notes a day once, then only records come.
+        row(name, units if name == "USAGE" else 0.0, ALIVE / USAGE_S, "usage record")
+    return rows
+
+
+def tables(found: Measured) -> str:
+    """The generated part of the page."""
+    lines = [
+        f"| family | write units | of a | a second | partitions | the fullest, units/s (of {WRITE_LIMIT:,}) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for heat in heats(found):
+        lines.append(
+            f"| `{heat.family}` | {heat.units:.1f} | {heat.what} | {heat.per_s:,.0f} | {heat.partitions} "
+            f"| {heat.worst:,.0f} |"
+        )
+    write, read = prices().prices["dynamodb.write"], prices().prices["dynamodb.read"]
+    writes, reads = sum(found.session_writes.values()), sum(found.session_reads.values())
+    usd = write.of(Decimal(round(writes * 1_000_000))) + read.of(Decimal(round(reads * 1_000_000)))
+    grouped = sum(found.group_writes.values())
+    records = sum(found.usage_writes.values())
+    lines += [
+        "",
+        "| what | write units | read units | USD |",
+        "|---|---|---|---|",
+        f"| a million sessions: create, place, {ACTIONS} actions, delete, end | {writes:.1f} M | {reads:.1f} M "
+        f"| {usd:.2f} |",
+        f"| a million actions | {found.action_writes:.0f} | {found.action_writes:.0f} | 0.00 |",
+        f"| a million sessions in groups of 16, until they run | {grouped:.1f} M | | "
+        f"{write.of(Decimal(round(grouped * 1_000_000))):.2f} |",
+        f"| the first 200 sessions of a tenant, more each | {found.growth:.1f} | | |",
+        f"| a million usage records (one a minute of a sandbox) | {records:.1f} M | | "
+        f"{write.of(Decimal(round(records * 1_000_000))):.2f} |",
+        f"| an hour of a host with {found.sandboxes} sandboxes at rest, a heartbeat a second "
+        f"| {found.host_second_writes * 3600:,.0f} | {found.host_second_reads * 3600:,.0f} | "
+        f"{_hour(found, write, read):.4f} |",
+        "",
+        f"Prices: {write.usd} USD a million write units, {read.usd} USD a million read units (on demand, us-east-1, "
+        f"`costs/prices.toml`, read {write.read}).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _hour(found: Measured, write: Any, read: Any) -> Decimal:
+    writes = Decimal(round(found.host_second_writes * 3600))
+    reads = Decimal(round(found.host_second_reads * 3600))
+    return Decimal(write.of(writes)) + Decimal(read.of(reads))
+
+
+BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->\n"
+
+
+def generated(page: str) -> str:
+    """What the page says was measured."""
+    return page.partition(BEGIN)[2].partition(END)[0]
+
+
+def main() -> None:
+    """Write the tables anew."""
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    PAGE.write_text(before + BEGIN + tables(asyncio.run(measure())) + END + rest.partition(END)[2])
+
+
+if __name__ == "__main__":
+    main()
