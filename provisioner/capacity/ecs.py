@@ -186,16 +186,27 @@ class EcsCapacity:
         if not place:
             return []
         pool.forget()
-        bare = [machine for _, machine in place if not machine.protected]
+        bare = [pair for pair in place if not pair[1].protected]
+        skipped: set[str] = set()
         for first in range(0, len(bare), _PROTECT):
-            await self.calls.call(
-                "autoscaling",
-                "set_instance_protection",
-                AutoScalingGroupName=pool.about.auto_scaling_group,
-                InstanceIds=[machine.id for machine in bare[first : first + _PROTECT]],
-                ProtectedFromScaleIn=True,
-            )
-        results = await asyncio.gather(*(self._place_one(pool, *pair, refused) for pair in place))
+            some = bare[first : first + _PROTECT]
+            try:
+                await self.calls.call(
+                    "autoscaling",
+                    "set_instance_protection",
+                    AutoScalingGroupName=pool.about.auto_scaling_group,
+                    InstanceIds=[machine.id for _, machine in some],
+                    ProtectedFromScaleIn=True,
+                )
+            except CapacityUnavailable as error:
+                # One of them may just be going: the next look shows which.
+                log.warning("machine.not_protected", pool=pool.about.pool, reason=error.reason)
+                skipped |= {machine.id for _, machine in some}
+                if isinstance(error, Refused) and error.code != "ValidationError":
+                    refused |= {start.host: error.reason for start, _ in some}
+        results = await asyncio.gather(
+            *(self._place_one(pool, *pair, refused) for pair in place if pair[1].id not in skipped)
+        )
         return [task for task in results if task is not None]
 
     async def _place_one(

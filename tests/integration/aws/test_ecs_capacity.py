@@ -339,6 +339,26 @@ async def test_a_refused_task_gives_the_host_up_with_the_reason(bench: Bench) ->
     assert await bench.desired() == 1
 
 
+@pytest.mark.parametrize(("code", "passing"), [("ValidationError", True), ("AccessDenied", False)])
+async def test_no_task_starts_on_a_machine_that_is_not_protected(
+    bench: Bench, code: str, passing: bool
+) -> None:
+    """Where a machine cannot be protected no host is started; it is tried again, or told when refused for good."""
+    await bench.capacity.start(bench.starts(1))
+    await bench.world.join()
+    bench.clients.fail = lambda operation: (
+        client_error(code, "no") if operation == "set_instance_protection" else None
+    )
+    if passing:
+        assert await bench.capacity.start(bench.starts(1)) == []
+    else:
+        with pytest.raises(NoMoreHosts, match="AccessDenied"):
+            await bench.capacity.start(bench.starts(1))
+    assert bench.clients.made("start_task") == []
+    bench.clients.fail = lambda operation: None
+    assert len(await bench.capacity.start(bench.starts(1))) == 1
+
+
 async def test_no_picture_is_better_than_half_a_picture(bench: Bench) -> None:
     """When part of it cannot be read, nothing is told rather than that hosts are gone."""
     await bench.up(1)
