@@ -22,6 +22,7 @@ from typing import Any
 
 import boto3
 
+from scripts.bundle import CannotBundle
 from scripts.localstack import daemons as parts
 from scripts.localstack.daemons import DaemonError, Daemons
 from scripts.localstack.demo import Demo, DemoFailed
@@ -32,6 +33,7 @@ from scripts.localstack.leftovers import leftovers, remove_empty_cgroups
 from scripts.localstack.machines import Machines, clients
 from scripts.localstack.places import REGION, ROOT, Places, places
 from scripts.localstack.terraform import Terraform, TerraformError
+from shoal import ShoalError
 
 IMAGE = "shoal-agent:dev"
 #: Processes of the API's function that are started beforehand.
@@ -68,7 +70,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             _down(where, destroy=True)
             if options.all:
                 shutil.rmtree(where.cache, ignore_errors=True)
-    except (CannotStart, DaemonError, DemoFailed, DockerError, TerraformError) as error:
+    except (
+        CannotStart,
+        CannotBundle,
+        DaemonError,
+        DemoFailed,
+        DockerError,
+        ShoalError,
+        TerraformError,
+    ) as error:
         print(f"localstack: {error}", file=sys.stderr)
         return 1
     return 0
@@ -214,14 +224,16 @@ def _demo(where: Places, *, short: bool) -> None:
     except FileNotFoundError as error:
         raise CannotStart("nothing is up: python -m scripts.localstack up") from error
     services = {name: _client(where, name) for name in ("ecs", "ec2", "autoscaling", "s3", "dynamodb")}
-    image = "minimal" if short else "code"
+    image = where.cache.parent / "images" / ("minimal" if short else "code")
+    if not image.is_dir():
+        raise CannotStart(f"there is no {image}: run make setup")
     Demo(
         url=credentials["url"],
         api_key=credentials["api_key"],
         outputs=outputs,
         clients=services,
         docker=Docker(where.docker_host),
-        image=where.cache.parent / "images" / image,
+        image=image,
         sessions=2 if short else 8,
     ).play()
 
