@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from provisioner import keys
-from provisioner.clock import Clock
+from provisioner.clock import Clock, LastTime
 from provisioner.model import ApiKey, Tenant, dump, load
 from provisioner.store.port import Absent, ConditionFailed, Put, Store
 from shoal.contract.base import KeyId, TenantId, new_id
@@ -52,7 +52,7 @@ class Auth:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._known: OrderedDict[str, tuple[float, ApiKey]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[LastTime, ApiKey]] = OrderedDict()
 
     async def bootstrap(self) -> NewKey | None:
         """Make the default tenant and its admin key if there is no tenant yet; None when there was one.
@@ -93,16 +93,17 @@ class Auth:
             ShoalError: UNAUTHENTICATED for a key that is unknown, expired or revoked.
         """
         hashed = hash_secret(key)
-        now = self._clock.monotonic()
         known = self._known.get(hashed)
-        if known is not None and known[0] > now:
+        if known is not None and known[0].within(_CACHE_S):
             record = known[1]
         else:
             stored = await self._store.get(keys.api_key(hashed))
             if stored is None:
                 raise ShoalError(ErrorCode.UNAUTHENTICATED, "This API key is not known.")
             record = load(ApiKey, stored.item)
-            self._known[hashed] = (now + _CACHE_S, record)
+            read = LastTime(self._clock)
+            read.note()
+            self._known[hashed] = (read, record)
             while len(self._known) > _CACHE_SIZE:
                 self._known.popitem(last=False)
         if record.revoked_at is not None:

@@ -50,6 +50,30 @@ class SystemClock:
         await asyncio.sleep(max(0.0, seconds))
 
 
+class LastTime:
+    """When something was done last, for what is not to be done again too soon.
+
+    By the time of day: in a function that is frozen between its calls no other clock is sure to go on, and what was
+    done minutes ago would count as just done. A clock that was set back holds nothing up.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._at: datetime | None = None
+
+    def note(self) -> None:
+        """It is done now."""
+        self._at = self._clock.now()
+
+    def forget(self) -> None:
+        """It was not done, after all."""
+        self._at = None
+
+    def within(self, seconds: float) -> bool:
+        """Whether it was done less than so many seconds ago."""
+        return self._at is not None and 0 <= (self._clock.now() - self._at).total_seconds() < seconds
+
+
 class ManualClock:
     """Virtual time: it stands still until `advance` moves it. Sleepers wake in the order of their times."""
 
@@ -83,6 +107,10 @@ class ManualClock:
             _, _, future = heapq.heappop(self._sleepers)
             if not future.done():
                 future.set_result(None)
+
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock alone: what a process sees that was frozen so long, or whose clock was set."""
+        self._start += timedelta(seconds=seconds)
 
     async def advance(self, seconds: float) -> None:
         """Move time, waking each sleeper at its own moment and letting it run."""

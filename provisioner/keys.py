@@ -35,7 +35,10 @@ SNAPSHOT_SHARDS = 32
 #: Usage: 380,000 sandboxes, a record each a minute, 2 units: 12,700 units/s. By host, so that a day of a small tenant
 #: is in few places; of 1,000 hosts at most about 50 are on one of 32 partitions, so 635 units/s there.
 USAGE_SHARDS = 32
-#: Written to wake a reconciler in another process: the stream's filter is `dynamodb.Keys.pk.S = ["WAKE"]`.
+#: Written to wake a reconciler in another process: the stream's filter is `dynamodb.Keys.pk.S = ["WAKE"]`. One item:
+#: a replica writes it once a second at most, so a thousand of them ask for 2,000 units/s of a partition that takes
+#: 1,000, in transactions that refuse each other. Each is tried once (`provisioner.wakes`): what is refused has
+#: another's wake in its place, and nothing else is in this partition.
 WAKE = Key(pk="WAKE", sk=MAIN)
 #: Whose turn it is to reconcile, and until when.
 LEASE = Key(pk="LEASE", sk="reconciler")

@@ -28,6 +28,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from provisioner.clock import LastTime
 from provisioner.context import Context, log
 from provisioner.sessions.queue import Pump
 from provisioner.store.port import ConditionFailed
@@ -49,8 +50,8 @@ class Turns:
         self._context = context
         self._pump = pump
         self._looking = asyncio.Lock()
-        self._keys_at: float | None = None
-        self._flushed_at: float | None = None
+        self._refreshed = LastTime(context.clock)
+        self._flushed = LastTime(context.clock)
 
     @asynccontextmanager
     async def turn(self, left_s: Callable[[], float] | None = None) -> AsyncIterator[None]:
@@ -107,20 +108,16 @@ class Turns:
         await context.background.settle(context.clock, max(left, 0.0))
 
     async def _flush(self) -> None:
-        now = self._context.clock.monotonic()
-        if not self._context.demand.pending or (
-            self._flushed_at is not None and now - self._flushed_at < DEMAND_S
-        ):
+        if not self._context.demand.pending or self._flushed.within(DEMAND_S):
             return
-        self._flushed_at = now
+        self._flushed.note()
         try:
             await self._context.demand.flush(self._context.store)
         except (ShoalError, ConditionFailed) as error:
             log.warning("demand.lost", reason=str(error))
 
     async def _refresh(self) -> None:
-        now = self._context.clock.monotonic()
-        if self._keys_at is not None and now - self._keys_at < KEYS_S:
+        if self._refreshed.within(KEYS_S):
             return
         try:
             await self._context.signer.refresh()
@@ -128,4 +125,4 @@ class Turns:
             if not self._context.signer.public_keys:
                 raise
             log.warning("keys.not_refreshed", reason=str(error))
-        self._keys_at = now
+        self._refreshed.note()

@@ -2,19 +2,26 @@
 
 The item is written at most once a second per replica. What wakes within that second after a write writes nothing: the
 reconciler ticks once more at least `WAKE_EVERY_S` after the wake that it saw (`provisioner.shift`), and sees it then.
+
+A thousand replicas may write it in one moment, which is more than its partition takes, and transactions at one item
+refuse each other. A write that is refused is not repeated: another's is under way, and wakes whom this one would have.
+Where it was the table that refused, the schedule wakes it within a minute.
 """
 
 from __future__ import annotations
 
 from provisioner import keys
-from provisioner.clock import Clock
+from provisioner.clock import Clock, LastTime
 from provisioner.context import Background, Wake, log
-from provisioner.store.port import ConditionFailed, Update
+from provisioner.store.port import Conflict, StoreUnavailable, Throttled, Update
 from provisioner.store.steady import SteadyStore
-from shoal.contract.errors import ShoalError
+from shoal.contract.base import new_id
+from shoal.contract.errors import ErrorCode, ShoalError
 
 #: Seconds between two writes of one replica.
 WAKE_EVERY_S = 1.0
+#: Tries where no answer came; the first may meet a connection that died while the process was frozen.
+_TRIES = 2
 
 
 class StoredWake(Wake):
@@ -25,31 +32,42 @@ class StoredWake(Wake):
         self._store = store
         self._background = background
         self._replica = replica
-        self._written_at: float | None = None
+        self._written = LastTime(clock)
 
     def set(self) -> None:
         """There is something to do for the reconciler."""
         super().set()
-        now = self._clock.monotonic()
-        if self._written_at is not None and now - self._written_at < WAKE_EVERY_S:
+        if self._written.within(WAKE_EVERY_S):
             return
-        self._written_at = now
+        self._written.note()
         self._background.start(self._write(), "wake the reconciler")
 
     async def _write(self) -> None:
         try:
             await write_wake(self._store, self._clock, self._replica)
-        except (ShoalError, ConditionFailed) as error:
+        except ShoalError as error:
             # The next one is not held back by one that did not arrive; without any, the schedule wakes it.
-            self._written_at = None
+            self._written.forget()
             log.warning("wake.lost", reason=str(error))
 
 
 async def write_wake(store: SteadyStore, clock: Clock, replica: str) -> None:
-    """Write the wake item: its version counts up, and the stream tells.
+    """Write the wake item: its version counts up, and the stream tells. Or another does at this moment.
 
     Raises:
         ShoalError: UNAVAILABLE.
     """
     change = {"at": clock.now().isoformat(), "by": replica}
-    await store.transact([Update(key=keys.WAKE, set=change)])
+    token = new_id("tx")
+    for left in reversed(range(_TRIES)):
+        try:
+            await store.bare.transact([Update(key=keys.WAKE, set=change)], token=token)
+        except (Conflict, Throttled) as error:
+            log.info("wake.left_to_another", reason=type(error).__name__)
+        except StoreUnavailable as error:
+            if not left:
+                raise ShoalError(
+                    ErrorCode.UNAVAILABLE, "The state store does not answer; try again.", retry_after_s=1.0
+                ) from error
+            continue
+        return

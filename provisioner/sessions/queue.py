@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from provisioner import spread
+from provisioner.clock import LastTime
 from provisioner.context import Context, log
 from provisioner.lifecycle import UNPLACED
 from provisioner.model import Queued, load, replace
@@ -48,8 +49,8 @@ class Pump:
         self._order = order
         self._limit = asyncio.Semaphore(_AT_ONCE)
         self._placed: set[asyncio.Task[None]] = set()
-        self._newest: dict[str, tuple[datetime, float]] = {}
-        self._looked_at: float | None = None
+        self._newest: dict[str, tuple[datetime, LastTime]] = {}
+        self._looked = LastTime(context.clock)
 
     async def run(self) -> None:
         """Pump until cancelled."""
@@ -68,9 +69,7 @@ class Pump:
 
     def due(self, every_s: float) -> bool:
         """Whether there is a reason to look, or the last look is so long ago."""
-        if self._context.wake_queue.is_set or self._looked_at is None:
-            return True
-        return self._context.clock.monotonic() - self._looked_at >= every_s
+        return self._context.wake_queue.is_set or not self._looked.within(every_s)
 
     async def drain(self) -> None:
         """Place all that fit now; returns when those are placed."""
@@ -80,7 +79,7 @@ class Pump:
 
     async def look(self) -> None:
         """Begin to place all that fit now, without waiting for their starts."""
-        self._looked_at = self._context.clock.monotonic()
+        self._looked.note()
         for pool in self._context.settings.pools:
             await self._pool(pool.name)
 
@@ -122,10 +121,11 @@ class Pump:
     def _want_hosts(self, pool: str, newest: datetime) -> None:
         """Wake the reconciler for a queue that grew, and now and then for one that stays: who waits in vain, where a
         pool is as large as it may be, is no reason to look at all hosts every second."""
-        moment = self._context.clock.monotonic()
         known = self._newest.get(pool)
-        if known is None or newest > known[0] or moment - known[1] >= _AGAIN_S:
-            self._newest[pool] = (newest, moment)
+        if known is None or newest > known[0] or not known[1].within(_AGAIN_S):
+            woken = LastTime(self._context.clock)
+            woken.note()
+            self._newest[pool] = (newest, woken)
             self._context.wake_reconciler.set()
 
     async def _one(self, entry: Queued, first: tuple[HostId, Own]) -> None:

@@ -53,6 +53,11 @@ class SteadyStore:
         below = self._store.counts if isinstance(self._store, Counted) else {}
         return {**below, "repeated": below.get("repeated", 0) + self._repeated}
 
+    @property
+    def bare(self) -> Store:
+        """The store below, for what is better not done than done late: one try, and the port's own errors."""
+        return self._store
+
     async def get(self, key: Key) -> Stored | None:
         """As the port says."""
         return await self._steadily(lambda: self._store.get(key))

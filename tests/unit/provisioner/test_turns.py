@@ -13,7 +13,8 @@ from provisioner.capacity.fake import FakeCapacity
 from provisioner.services import Services
 from provisioner.settings import ProvisionerSettings
 from provisioner.store.fake import FakeStore
-from provisioner.turns import SETTLE_S
+from provisioner.store.port import Conflict, StoreError, StoreUnavailable, Throttled
+from provisioner.turns import KEYS_S, LOOK_S, SETTLE_S
 from provisioner.waiters import POLL_S, Waiters
 from shoal.contract.base import SessionId
 from shoal.contract.errors import ErrorCode, Next, ShoalError
@@ -21,7 +22,7 @@ from shoal.contract.images import ImagePut, RegistrySource
 from shoal.contract.pools import Prepare
 from shoal.contract.sessions import SessionCreate
 from shoal.contract.snapshots import SnapshotCreate
-from shoal.contract.states import SessionState, SnapshotState
+from shoal.contract.states import Scope, SessionState, SnapshotState
 from tests.unit.provisioner.world import IMAGE, WHO, World, pool
 
 T = TypeVar("T")
@@ -222,12 +223,86 @@ async def test_a_wake_that_is_lost_fails_nothing_and_holds_back_no_other() -> No
     for number in range(1, 20):
         world.store.fail_call(number)
     one.context.wake_reconciler.set()
-    await world.drive(one.context.background.idle())
+    await one.context.background.idle()
     world.store.script.clear()
     assert await world.store.get(keys.WAKE) is None
     one.context.wake_reconciler.set()
     await one.context.background.idle()
     assert await world.store.get(keys.WAKE) is not None
+
+
+@pytest.mark.parametrize("refusal", [Conflict(), Throttled()], ids=["conflict", "throttled"])
+async def test_a_wake_that_meets_anothers_is_tried_once(refusal: StoreError) -> None:
+    """A thousand processes write that item in one moment: whoever is refused leaves it to the one under way, at once,
+    and writes no other within the second."""
+    world = await World().open()
+    assert isinstance(world.store, FakeStore)
+    one = function(world, "one")
+    for number in range(1, 20):
+        world.store.fail_call(number, refusal)
+    before = len(world.store.calls)
+    one.context.wake_reconciler.set()
+    await one.context.background.idle()
+    assert world.store.calls[before:] == ["transact Update:WAKE"]
+    world.store.script.clear()
+    one.context.wake_reconciler.set()
+    await one.context.background.idle()
+    assert len(world.store.calls) == before + 1
+    assert world.clock.monotonic() == 0
+
+
+async def test_a_wake_over_a_connection_that_died_is_written_by_the_second_try() -> None:
+    """A process that was frozen finds its connections closed; the item is written once, whether or not the first try
+    arrived."""
+    for after in (False, True):
+        world = await World().open()
+        assert isinstance(world.store, FakeStore)
+        one = function(world, "one")
+        world.store.fail_call(1, StoreUnavailable("closed"), after=after)
+        one.context.wake_reconciler.set()
+        await one.context.background.idle()
+        stored = await world.store.get(keys.WAKE)
+        assert stored is not None
+        assert stored.version == 1
+
+
+async def test_a_process_that_was_frozen_knows_that_time_went_by(world: World) -> None:
+    """Its own clock stood still from one request to the next: what it did before is not counted as just done."""
+    assert isinstance(world.store, FakeStore)
+    one = function(world, "one")
+    await turn(world, one, one.sessions.create(WHO, body()))
+    key = await one.auth.make_key(WHO.tenant, "one", (Scope.SESSIONS,))
+    await one.auth.authenticate(key.secret)
+    woken = await world.store.get(keys.WAKE)
+    assert woken is not None
+    assert not one.pump.due(LOOK_S)
+    before = len(world.store.calls)
+    world.clock.jump(KEYS_S + 1)
+
+    one.context.wake_reconciler.set()
+    await one.context.background.idle()
+    again = await world.store.get(keys.WAKE)
+    assert again is not None
+    assert again.version == woken.version + 1
+    assert one.pump.due(LOOK_S)
+    await turn(world, one, one.sessions.create(WHO, body()))
+    assert not one.context.demand.pending
+    await one.auth.authenticate(key.secret)
+    calls = world.store.calls[before:]
+    assert any("SIGNING" in call for call in calls)
+    assert any(call.startswith("get KEY#") for call in calls)
+
+
+async def test_a_clock_that_was_set_back_holds_no_wake_up(world: World) -> None:
+    """Hours that come twice are not waited for."""
+    one = function(world, "one")
+    one.context.wake_reconciler.set()
+    world.clock.jump(-3600)
+    one.context.wake_reconciler.set()
+    await one.context.background.idle()
+    stored = await world.store.get(keys.WAKE)
+    assert stored is not None
+    assert stored.version == 2
 
 
 async def test_a_wait_looks_ever_less_often_and_sees_what_another_replica_changed(world: World) -> None:
