@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import configparser
 import json
 import re
 import subprocess
@@ -64,9 +65,60 @@ def test_docker_keeps_what_it_was_told(scripts: list[str]) -> None:
         assert "told | {" in program[1]
 
 
+def _boot(script: str) -> str:
+    program = re.search(r"> /usr/local/sbin/shoal-boot << 'EOS'\n(.*?)\nEOS\n", script, re.S)
+    assert program is not None
+    return program[1]
+
+
+def _unit(script: str) -> configparser.ConfigParser:
+    text = re.search(r"> /etc/systemd/system/shoal-boot\.service << 'EOS'\n(.*?)\nEOS\n", script, re.S)
+    assert text is not None
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read_string(text[1])
+    return unit
+
+
 def test_the_home_is_the_images(scripts: list[str]) -> None:
-    """The disk is mounted where the agent's image keeps its state."""
+    """The disk is mounted where the agent's image keeps its state, and grown to the volume it is on."""
     for script in scripts:
-        assert re.search(
-            rf'^  mount -o noatime,prjquota "\$disk" {re.escape(str(entrypoint.STATE))}$', script, re.M
+        state = re.escape(str(entrypoint.STATE))
+        mounts = rf'\n  mount -o noatime,prjquota "\$disk" {state}\n.*\nxfs_growfs {state} '
+        assert re.search(mounts, _boot(script), re.S)
+
+
+def test_every_boot_has_the_disk_before_docker_and_ecs(scripts: list[str]) -> None:
+    """Stopped instances of a warm pool and rebooted ones mount it too: user data runs once, a unit at every boot.
+
+    Without it neither Docker nor the ECS agent starts, so that no agent works on the root disk.
+    """
+    for script in scripts:
+        unit = _unit(script)
+        assert unit["Service"]["ExecStart"] == "/usr/local/sbin/shoal-boot"
+        assert unit["Service"]["Type"] == "oneshot"
+        assert set(unit["Unit"]["Before"].split()) == {"docker.service", "ecs.service"}
+        assert set(unit["Install"]["RequiredBy"].split()) == {"docker.service", "ecs.service"}
+        enabled, started, daemon = (
+            script.index(line)
+            for line in (
+                "\nsystemctl enable shoal-boot.service\n",
+                "\nsystemctl start shoal-boot.service\n",
+                "systemctl restart docker\n",
+            )
         )
+        assert enabled < started < daemon
+        for once in ("mount -o", "mkfs.xfs", "modprobe", "swapoff"):
+            assert once not in script.replace(_boot(script), ""), "left to the unit"
+        done = subprocess.run(
+            ["bash", "-n"], input=_boot(script), text=True, capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_agents_get_two_minutes_to_end(scripts: list[str]) -> None:
+    """The ECS agent is told on every host, those of AWS Batch as well, where no definition can say it."""
+    for script in scripts:
+        told = re.search(r">> /etc/ecs/ecs\.config << 'EOF'\n(.*?)\nEOF\n", script, re.S)
+        assert told is not None
+        assert "ECS_CONTAINER_STOP_TIMEOUT=120s" in told[1].splitlines()

@@ -55,6 +55,11 @@ run "first_boot" {
   }
 
   assert {
+    condition     = alltrue([for line in ["\nRequiredBy=docker.service ecs.service\n", "\nBefore=docker.service ecs.service\n", "\nsystemctl enable shoal-boot.service\n", "\nxfs_growfs /var/lib/shoal "] : strcontains(output.user_data, line)])
+    error_message = "The disk is mounted, and grown, at every boot: instances of a warm pool are stopped in between."
+  }
+
+  assert {
     condition     = length(output.user_data) < 12000
     error_message = "User data fits (16 KB, base64)."
   }
@@ -69,8 +74,8 @@ run "for_batch" {
   }
 
   assert {
-    condition     = !strcontains(output.user_data, "ECS_CLUSTER") && length(aws_iam_role_policy.ecs) == 0 && length(aws_iam_role_policy_attachment.batch) == 1
-    error_message = "Batch says which cluster."
+    condition     = !strcontains(output.user_data, "ECS_CLUSTER") && strcontains(output.user_data, "\nECS_CONTAINER_STOP_TIMEOUT=120s\n") && length(aws_iam_role_policy.ecs) == 0 && length(aws_iam_role_policy_attachment.batch) == 1
+    error_message = "Batch says which cluster, and not how long agents get to end."
   }
 
   assert {
