@@ -18,7 +18,7 @@ ACTION_BYTES = Decimal(6_000)
 #: Memory of the API's function, and what of its time is not waiting for the agent.
 FUNCTION_GB = Decimal(1)
 OVERHEAD_S = Decimal("0.01")
-#: CPU of a router per action, as measured on this project's build machine, and how much of a core is used.
+#: CPU of a router per action, as measured on 2 cores under other load, and how much of a core is used.
 ROUTER_CPU_S = Decimal("0.0005")
 ROUTER_BUSY = Decimal("0.5")
 #: The instance type whose cores routers take, on demand.

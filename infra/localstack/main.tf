@@ -50,7 +50,8 @@ module "pool" {
   agent_port        = module.network.agent_port
   control_url       = local.control_url
   ami_id            = var.ami_id
-  # The build machines' root cannot run privileged containers; machines.py lifts the two filters that ECS cannot name.
+  # Root that lacks CAP_SYS_RESOURCE cannot run privileged containers; machines.py lifts the two filters that ECS cannot
+  # name.
   agent_privileged = false
   settings = {
     idle_to_zero_s = 20
