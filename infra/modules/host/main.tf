@@ -40,8 +40,8 @@ resource "aws_launch_template" "this" {
     security_groups             = [var.security_group_id]
   }
 
-  # Version 2 alone, one hop: answers reach processes of the host and containers on its network (the agent, which
-  # watches for Spot notices), no bridge. Sandboxes have no network at all.
+  # Version 2 alone, one hop: answers reach processes of the host and containers on its network (the ECS agent, ours),
+  # no bridge. Sandboxes have no network at all.
   metadata_options {
     http_endpoint               = "enabled"
     http_tokens                 = "required"

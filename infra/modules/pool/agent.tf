@@ -84,7 +84,7 @@ resource "aws_ecs_task_definition" "agent" {
       mountPoints = [for name, path in local.host_paths : { sourceVolume = name, containerPath = path, readOnly = false }]
       environment = [for name in sort(keys(local.agent_environment)) : { name = name, value = local.agent_environment[name] }]
       ulimits     = [{ name = "nofile", softLimit = 1048576, hardLimit = 1048576 }]
-      # Snapshots of dirty sessions and the flush of the journals; 120 s is the most that a Spot notice leaves.
+      # Snapshots of dirty sessions and the flush of the journals. 120 s is the most that ECS grants.
       stopTimeout = 120
       logConfiguration = {
         logDriver = "awslogs"

@@ -45,10 +45,11 @@ resource "aws_autoscaling_group" "hosts" {
   health_check_grace_period = 120
   default_cooldown          = 0
   wait_for_capacity_timeout = "0"
-  # Hosts are never chosen by the group: the planner lifts the protection of the one it drained.
+  # Hosts are never chosen by the group. The planner ends the one it drained by name, which protection does not hinder,
+  # so that it is never lifted.
   protect_from_scale_in = true
-  # Replacements for Spot instances at risk would come and go behind the planner's back, and ECS is not told. The agent
-  # watches for the two minutes' notice instead; lost capacity is demand, and demand starts hosts.
+  # Replacements for Spot instances at risk would come and go behind the planner's back, and ECS is not told. An
+  # interruption is a lost host: lost capacity is demand, and demand starts hosts.
   capacity_rebalance    = false
   max_instance_lifetime = var.max_instance_lifetime_days == null ? null : var.max_instance_lifetime_days * 86400
   termination_policies  = ["NewestInstance"]
