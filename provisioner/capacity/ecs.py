@@ -269,32 +269,41 @@ class EcsCapacity:
         for task in view.tasks:
             if task.arn not in wanted or task.arn in pool.over:
                 continue
-            machine = view.machines.get(task.machine)
-            if machine is None or not machine.counts:
-                # Its instance is gone, or going, with whatever ran there.
-                if task.stopped or task.machine in view.gone:
-                    pool.over.add(task.arn)
-                    continue
-            elif task.stopped or self._give_up(task, machine):
-                if any(
-                    other.machine == machine.id and not other.stopped for other in view.tasks if other != task
-                ):
-                    log.warning("machine.shared", instance=machine.id, host_id=task.host)
-                else:
-                    await self._terminate(pool, machine)
+            try:
+                over = await self._stop_one(pool, view, task)
+            except CapacityUnavailable as error:
+                # It is asked for again; it must not hold up the others.
+                log.warning("host.not_stopped", host_id=task.host, reason=error.reason)
+                over = False
+            if over:
                 pool.over.add(task.arn)
-                continue
-            left = True
-            if not task.stopping:
-                pool.forget()
-                await self.calls.call(
-                    "ecs",
-                    "stop_task",
-                    cluster=pool.about.cluster,
-                    task=task.arn,
-                    reason="Shoal lets this host go.",
-                )
+            left = left or not over
         return left
+
+    async def _stop_one(self, pool: PoolMemory, view: GroupView, task: Task) -> bool:
+        """Tell a task to end, or end its instance where it has; whether that was all."""
+        machine = view.machines.get(task.machine)
+        if machine is None or not machine.counts:
+            # Its instance is gone, or going, with whatever ran there.
+            if task.stopped or task.machine in view.gone:
+                return True
+        elif task.stopped or self._give_up(task, machine):
+            others = [other for other in view.tasks if other.machine == machine.id and other != task]
+            if any(not other.stopped for other in others):
+                log.warning("machine.shared", instance=machine.id, host_id=task.host)
+            else:
+                await self._terminate(pool, machine)
+            return True
+        if not task.stopping:
+            pool.forget()
+            await self.calls.call(
+                "ecs",
+                "stop_task",
+                cluster=pool.about.cluster,
+                task=task.arn,
+                reason="Shoal lets this host go.",
+            )
+        return False
 
     def _give_up(self, task: Task, machine: Machine) -> bool:
         """Whether a task that does not stop is left to end with its instance."""

@@ -120,6 +120,22 @@ async def test_exactly_the_drained_host_goes(bench: Bench) -> None:
     assert {instance.host for instance in await bench.capacity.instances()} == {"hst_1", "hst_3"}
 
 
+async def test_one_that_cannot_be_stopped_holds_up_no_others(bench: Bench) -> None:
+    """A host whose stop fails is still there and stopped later; the others of the same call are gone."""
+    hosts = await bench.up(3)
+    failing = [client_error("InvalidParameterException", "no")]
+    bench.clients.fail = lambda operation: failing.pop() if operation == "stop_task" and failing else None
+    bench.capacity._stop_wait_s = 0.0
+    for _ in range(2):
+        await bench.capacity.stop([instance.id for instance in hosts])
+        bench.clock.tick(5)
+    assert len(await bench.world.machines()) == 1
+    for _ in range(2):
+        await bench.capacity.stop([instance.id for instance in hosts])
+        bench.clock.tick(5)
+    assert await bench.world.machines() == []
+
+
 async def test_down_to_zero(bench: Bench) -> None:
     """All hosts stopped leaves no instance and asks for none."""
     hosts = await bench.up(4)
