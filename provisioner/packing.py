@@ -174,7 +174,7 @@ def hosts_for(asks: Mapping[Ask, int], shape: Room, limit: int) -> tuple[int, di
             left[kind] -= alike * count
         hosts += alike
     rest: dict[Ask, int] = {}
-    for ask, count in reversed(asks.items()):
+    for ask, count in reversed(list(asks.items())):
         kind = (ask.room, ask.substrate)
         of_this = min(count, left[kind])
         left[kind] -= of_this
