@@ -17,7 +17,7 @@ from provisioner.capacity.processes import ProcessName, boot_id, is_alive, name_
 from scripts.localstack.places import ROOT, Places
 
 _READY_S = 90.0
-_STOP_S = 30.0
+_STOP_S = 60.0
 _POLL_S = 0.1
 
 

@@ -20,7 +20,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ from scripts.localstack.places import REGION, Places, places
 _log = logging.getLogger("machines")
 _TICK_S = 0.5
 _CLUSTER = re.compile(r"^ECS_CLUSTER=(\S+)$", re.MULTILINE)
+#: What a machine's file is called while its disk is being wiped.
+_ENDING = "ending.json"
 _RUNNING = ("pending", "running")
 #: What the container needs beside its task definition's capabilities, and ECS cannot say unless it is privileged:
 #: Docker's filters on system calls and /proc lifted, as a privileged container has them, and devices.
@@ -82,6 +84,7 @@ class Machines:
         self._places = places
         self._over: set[str] = set()
         self._stopping: set[str] = set()
+        self._wiping: list[threading.Thread] = []
 
     def tick(self) -> None:
         """Look once, and make what is so what should be so."""
@@ -102,9 +105,16 @@ class Machines:
 
     def booted(self) -> list[Machine]:
         """Those that have been started here and not ended."""
-        return [
-            Machine(**json.loads(file.read_text())) for file in self._places.instances.glob("*/machine.json")
-        ]
+        return self._read("machine.json")
+
+    def _read(self, name: str) -> list[Machine]:
+        found = []
+        for file in self._places.instances.glob(f"*/{name}"):
+            try:
+                found.append(Machine(**json.loads(file.read_text())))
+            except FileNotFoundError:
+                continue  # wiped just now
+        return found
 
     def end_all(self) -> None:
         """As if each were terminated."""
@@ -112,6 +122,15 @@ class Machines:
             self._terminate(machine)
         for container in self._docker.containers():
             self._docker.remove(container["Id"])
+        self.wait()
+        # Of one that was interrupted.
+        for directory in self._places.instances.glob("i-*"):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def wait(self) -> None:
+        """Until the disks of all that were terminated are wiped."""
+        while self._wiping:
+            self._wiping.pop().join()
 
     # -- instances ------------------------------------------------------------------------------------------------
 
@@ -144,7 +163,7 @@ class Machines:
         return found[1] if found else ""
 
     def _boot(self, id: str, cluster: str, booted: dict[str, Machine]) -> None:
-        taken = {machine.number for machine in booted.values()}
+        taken = {machine.number for machine in [*booted.values(), *self._read(_ENDING)]}
         number = next(number for number in range(2, 32) if number not in taken)
         document = json.dumps({"instanceId": id, "region": REGION})
         answer = self._ecs.register_container_instance(cluster=cluster, instanceIdentityDocument=document)
@@ -161,15 +180,14 @@ class Machines:
         self._events.send("aws.ecs", "ECS Container Instance State Change", {**about, "status": "ACTIVE"})
 
     def _terminate(self, machine: Machine) -> None:
-        """The machine is gone: its containers die at once, its disk is wiped."""
+        """The machine is gone: its containers die at once; its disk is wiped aside, others do not wait."""
         images = set()
         for container in self._docker.containers():
             if container["Config"]["Labels"][INSTANCE_LABEL] == machine.id:
                 images.add(container["Config"]["Image"])
                 self._docker.remove(container["Id"])
         directory = self._places.instances / machine.id
-        for image in images:
-            self._sweep(machine, image)
+        (directory / "machine.json").rename(directory / _ENDING)
         try:
             for task in self._tasks(machine.cluster):
                 if task["containerInstanceArn"] == machine.arn and task["lastStatus"] != "STOPPED":
@@ -179,8 +197,16 @@ class Machines:
             )
         except ClientError as error:
             _log.info("not in the cluster any more: %s: %s", machine.id, error)
-        shutil.rmtree(directory, ignore_errors=True)
         _log.info("terminated %s", machine.id)
+        wiping = threading.Thread(target=self._wipe, args=(machine, images), name=f"wipe {machine.id}")
+        self._wiping.append(wiping)
+        wiping.start()
+
+    def _wipe(self, machine: Machine, images: Collection[str]) -> None:
+        for image in images:
+            self._sweep(machine, image)
+        shutil.rmtree(self._places.instances / machine.id, ignore_errors=True)
+        _log.info("wiped %s", machine.id)
 
     def _sweep(self, machine: Machine, image: str) -> None:
         """What ends with a real machine and not with a container: cgroups, mounts that others see."""
@@ -383,6 +409,7 @@ def main() -> int:
             machines.tick()
         except (BotoCoreError, ClientError, DockerError) as error:
             _log.error("%s", error)
+    machines.wait()
     return 0
 
 
