@@ -3,6 +3,7 @@ others to be done: the next tick plans what is still missing."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ class Executor:
         self._departure = departure
         self._tokens = JoinTokens(context.store)
         self._stopping: set[str] = set()
+        self._stops: set[asyncio.Task[None]] = set()
         self.fence: tuple[Check, ...] = ()
 
     async def execute(self, plan: Plan) -> list[Failure]:
@@ -72,20 +74,16 @@ class Executor:
         for pool in dict.fromkeys((*plan.resume, *plan.start)):
             await step("start", self._start(pool, plan.start.get(pool, 0), plan.resume.get(pool, ())))
         stops = [stop for stop in plan.stop if stop.instance not in self._stopping]
-        if stops and self.fence:
-            # A check alone: whoever took over may want these machines.
-            try:
-                await self._context.store.transact(self.fence)
-            except ConditionFailed as error:
-                log.warning("plan.step_failed", step="stop", reason="the lease is another's")
-                return [*failures, Failure(step="stop", reason=str(error))]
+        if stops and not await self._holds(self.fence):
+            return [*failures, Failure(step="stop", reason="the lease is another's")]
         if stops:
             for stop in stops:
                 log.info("host.stopping", host_id=stop.host, reason=stop.reason)
             # Ending a host takes seconds; nothing else waits for it.
-            self._context.background.start(
-                self._stop([(stop.instance, stop.host) for stop in stops]), "stop hosts"
-            )
+            ended = self._stop([(stop.instance, stop.host) for stop in stops], self.fence)
+            task = self._context.background.start(ended, "stop hosts")
+            self._stops.add(task)
+            task.add_done_callback(self._stops.discard)
         for host in plan.forget:
             await step("forget", self._departure.forget(host))
         for session in plan.expire:
@@ -93,6 +91,17 @@ class Executor:
         for pool, id in plan.drop:
             await step("drop", self._context.store.transact([Delete(key=keys.prepare(pool, id))]))
         return failures
+
+    async def cease(self) -> None:
+        """Give up ending hosts whose end was not seen yet: whoever reconciles next finds them and plans it again.
+
+        For a process that gives its lease back and is frozen then: thawed, it would go on ending machines that another
+        may have plans for by now.
+        """
+        stops = list(self._stops)
+        for task in stops:
+            task.cancel()
+        await asyncio.gather(*stops, return_exceptions=True)
 
     async def _pool(self, state: PoolState) -> None:
         await self._context.store.transact([Put(key=keys.pool(state.name), item=dump(state))])
@@ -174,7 +183,7 @@ class Executor:
             )
         )
 
-    async def _stop(self, instances: list[tuple[str, HostId]]) -> None:
+    async def _stop(self, instances: list[tuple[str, HostId]], fence: tuple[Check, ...]) -> None:
         names = [instance for instance, _ in instances]
         self._stopping.update(names)
         try:
@@ -184,9 +193,21 @@ class Executor:
             return
         finally:
             self._stopping.difference_update(names)
+        if not await self._holds(fence):
+            return
         for _, host in instances:
             await self._departure.gone(host, "Its machine was ended.", state=HostState.GONE)
         self._context.wake_reconciler.set()
+
+    async def _holds(self, fence: tuple[Check, ...]) -> bool:
+        """Whether the lease is ours still. A check alone: whoever took over may want the machines to be ended."""
+        try:
+            if fence:
+                await self._context.store.transact(fence)
+        except ConditionFailed:
+            log.warning("plan.step_failed", step="stop", reason="the lease is another's")
+            return False
+        return True
 
     async def _drain(self, id: HostId, *, drain: bool) -> None:
         context = self._context

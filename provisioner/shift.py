@@ -85,6 +85,7 @@ class Shifts:
                         )
             finally:
                 self._executor.fence = ()
+                await self._executor.cease()
                 if not lease.lost:
                     await lease.release()
             if lease.lost:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import pytest
 
 from provisioner import keys
 from provisioner.agents.none import NoAgents
 from provisioner.lease import LEASE_S, RENEW_S, Lease
-from provisioner.plan import Plan
+from provisioner.model import Host, load
+from provisioner.plan import Plan, StopInstance
 from provisioner.services import Services
 from provisioner.settings import ProvisionerSettings
 from provisioner.shift import MARGIN_S, Shift
@@ -19,7 +21,7 @@ from shoal.contract.base import HostId
 from shoal.contract.errors import ErrorCode, ShoalError
 from shoal.contract.host import SandboxStart
 from shoal.contract.sessions import SessionCreate
-from shoal.contract.states import SessionState
+from shoal.contract.states import HostState, SessionState
 from tests.unit.provisioner.world import IMAGE, WHO, World, pool
 
 
@@ -230,8 +232,6 @@ async def test_who_has_lost_the_lease_starts_and_stops_no_host(world: World) -> 
     executor.fence = lease.fence
     await one.sessions.create(WHO, body(resources={"memory_mib": 8192}))
     (instance,) = await world.capacity.instances()
-    from provisioner.plan import StopInstance
-
     stop = StopInstance(instance=instance.id, host=instance.host, reason="idle")
     failures = await executor.execute(Plan(start={"default": 1}, stop=(stop,)))
     await one.context.background.idle()
@@ -242,6 +242,81 @@ async def test_who_has_lost_the_lease_starts_and_stops_no_host(world: World) -> 
     await one.context.background.idle()
     assert not failures
     assert {each.host for each in await world.capacity.instances()} != {instance.host}
+
+
+class _SlowEnds:
+    """Ends machines in passes, as drivers do: `end` takes its time before it does what it was asked to."""
+
+    def __init__(self, world: World) -> None:
+        self._clock = world.clock
+        self._stop = world.capacity.stop
+        self.passes: list[tuple[str, float]] = []
+
+    def of(self, replica: str) -> Any:
+        async def stop(instances: Sequence[str]) -> None:
+            for _ in range(3):
+                self.passes.append((replica, self._clock.monotonic()))
+                await self._clock.sleep(40)
+            await self._stop(instances)
+
+        return stop
+
+
+async def test_what_a_shift_began_to_end_is_not_ended_by_it_after_the_lease_was_given_back() -> None:
+    """A driver's end of a machine takes longer than the shift: its process is frozen with that half done, and thawed
+    when another works. It makes no further pass, and no host GONE; the other plans the end again."""
+    settings = ProvisionerSettings(pools=(pool(idle_to_zero_s=5, scale_in_cooldown_s=1),))
+    world = await World(settings=settings).open()
+    host = await world.host()
+    ends, at_once = _SlowEnds(world), world.capacity.stop
+    one, two = reconciler(world, "one"), reconciler(world, "two")
+
+    world.capacity.stop = ends.of("one")  # type: ignore[method-assign]
+    for _ in range(20):
+        await work(world, one, marked=False, time_s=MARGIN_S + 10, beats=True)
+        if ends.passes:
+            break
+        await world.run(5)
+    ended_at = world.clock.monotonic()
+    assert ends.passes, "no machine was ended"
+    stored = await world.store.get(keys.LEASE)
+    assert stored is not None
+    assert not stored.item["owner"]
+
+    # Thawed: time goes by for what was left of it.
+    await world.run(130)
+    assert all(at <= ended_at for _, at in ends.passes)
+    assert len(await world.capacity.instances()) == 1
+    assert (await host_state(world, host.id)) is not HostState.GONE
+
+    world.capacity.stop = at_once  # type: ignore[method-assign]
+    for _ in range(3):
+        await work(world, two, marked=False, time_s=30)
+    assert not await world.capacity.instances()
+
+
+async def test_a_host_is_not_marked_gone_by_who_lost_the_lease_while_ending_it(world: World) -> None:
+    """The end of a machine takes a while, in which another may have taken over."""
+    host = await world.host()
+    one = reconciler(world, "one")
+    lease, other = (Lease(one.context.store, world.clock, name) for name in ("one", "two"))
+    assert await lease.take()
+    one.reconciler._executor.fence = lease.fence
+    world.capacity.stop = _SlowEnds(world).of("one")  # type: ignore[method-assign]
+    (instance,) = await world.capacity.instances()
+    stop = StopInstance(instance=instance.id, host=instance.host, reason="idle")
+    assert not await one.reconciler._executor.execute(Plan(stop=(stop,)))
+    await world.run(LEASE_S + 1)
+    assert await other.take()
+    await world.run(120)
+    await one.context.background.idle()
+    assert (await host_state(world, host.id)) is HostState.READY
+
+
+async def host_state(world: World, id: HostId) -> HostState:
+    stored = await world.store.get(keys.host(id))
+    assert stored is not None
+    return load(Host, stored.item).state
 
 
 async def test_no_path_of_the_reconciler_dials_a_host() -> None:
