@@ -65,5 +65,7 @@ def test_no_type_is_free_twice(production: list[Resource], minimal: list[Resourc
         # With a load balancer, Session Manager or AWS Batch alone.
         "aws_lb_listener", "aws_lb_listener_rule", "aws_lb_target_group", "aws_lb_target_group_attachment",
         "aws_iam_role_policy_attachment",
+        # With Object Lock alone.
+        "aws_s3_bucket_versioning",
     }  # fmt: skip
     assert set(FREE) - used <= rare

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ UNSCOPED = {
     "ecs:DiscoverPollEndpoint": "the ECS agent asks where to poll",
     "ecs:ListTasks": "scoped by the condition ecs:cluster",
 }
+ROOT = Path(__file__).resolve().parents[2]
 #: Policies of AWS, with the reason that none of our own will do.
 MANAGED = {"AmazonEC2ContainerServiceforEC2Role": "AWS Batch makes a cluster whose name is not known before"}
 
@@ -163,6 +166,74 @@ def test_the_reconciler_may_call_exactly_what_its_drivers_call(production: list[
         for action in _as_list(statement["Action"])
     }
     assert allowed == called | implied
+
+
+#: Actions that an operation needs, where they are not its own name (AWS service authorization reference, read 2026-11).
+#: A transaction's writes are authorized one by one.
+ACTIONS = {
+    "batch_get_item": {"dynamodb:BatchGetItem"},
+    "get_item": {"dynamodb:GetItem"},
+    "query": {"dynamodb:Query"},
+    "transact_write_items": {
+        "dynamodb:PutItem",
+        "dynamodb:UpdateItem",
+        "dynamodb:DeleteItem",
+        "dynamodb:ConditionCheckItem",
+    },
+    "abort_multipart_upload": {"s3:AbortMultipartUpload"},
+    "complete_multipart_upload": {"s3:PutObject"},
+    "create_multipart_upload": {"s3:PutObject"},
+    "delete_object": {"s3:DeleteObject"},
+    "get_object": {"s3:GetObject"},
+    "head_object": {"s3:GetObject"},
+    "list_objects_v2": {"s3:ListBucket"},
+    "put_object": {"s3:PutObject"},
+    "upload_part": {"s3:PutObject"},
+}
+
+
+def _operations(pattern: str) -> set[str]:
+    """Operations that sources name as the first argument of a call: `self._calls.call("put_object", ...)`."""
+    found = set()
+    for source in sorted((ROOT / "provisioner").glob(pattern)):
+        for node in ast.walk(ast.parse(source.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("call", "_call", "_part")
+                and node.args
+                and isinstance(node.args[0], ast.Constant)
+            ):
+                found.add(str(node.args[0].value))
+    return found
+
+
+def test_the_state_is_used_as_the_code_uses_it(whole: list[Resource]) -> None:
+    """Table and bucket may be asked exactly what the adapters ask: no call is missing, none is left over."""
+    store, blobs = _operations("store/dynamodb*.py"), _operations("blobs/s3*.py")
+    assert {"get_item", "transact_write_items"} <= store
+    assert {"put_object", "get_object", "upload_part"} <= blobs
+    called = set().union(*(ACTIONS[operation] for operation in store | blobs))
+    policies = [
+        policy for address, policy in _policies(whole) if address.endswith(".aws_iam_role_policy.state")
+    ]
+    assert policies
+    for policy in policies:
+        allowed = {
+            action
+            for statement in policy["Statement"]
+            for action in _as_list(statement["Action"])
+            if not action.startswith("kms:")
+        }
+        assert allowed == called
+
+
+def test_transactions_write_in_the_ways_that_are_allowed() -> None:
+    """Items of a transaction are of the four kinds that its actions stand for."""
+    source = (ROOT / "provisioner/store/dynamodb_items.py").read_text()
+    kinds = set(re.findall(r'kind = "(\w+)"', source))
+    needed = {f"dynamodb:{kind.removesuffix('Item')}Item" for kind in kinds}
+    assert needed == ACTIONS["transact_write_items"]
 
 
 def test_roles_are_lent_to_tasks_alone(production: list[Resource]) -> None:

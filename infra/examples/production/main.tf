@@ -61,7 +61,6 @@ module "state" {
   name                = var.name
   tags                = local.tags
   kms_key_arn         = aws_kms_key.this.arn
-  object_lock         = true
   deletion_protection = var.deletion_protection
 }
 

@@ -45,7 +45,6 @@ output "access_policy" {
           Effect = "Allow"
           Action = [
             "dynamodb:BatchGetItem",
-            "dynamodb:BatchWriteItem",
             "dynamodb:ConditionCheckItem",
             "dynamodb:DeleteItem",
             "dynamodb:GetItem",

@@ -61,7 +61,7 @@ variable "max_request_units" {
 }
 
 variable "object_lock" {
-  description = "Makes the bucket able to lock objects below `audit/`. Only possible when the bucket is made; turns versioning on."
+  description = "Makes the bucket able to lock objects below `audit/`, as `SHOAL_AWS_AUDIT_LOCK_DAYS` then says. Nothing writes audit records yet: until then it locks nothing. Terraform makes a new bucket when it changes; turns versioning on."
   type        = bool
   default     = false
 }

@@ -49,6 +49,11 @@ run "defaults" {
     condition     = output.environment == { SHOAL_AWS_TABLE = "shoal", SHOAL_AWS_BUCKET = aws_s3_bucket.this.id }
     error_message = "Processes are told table and bucket."
   }
+
+  assert {
+    condition     = !contains(flatten(jsondecode(output.access_policy).Statement[*].Action), "s3:PutObjectRetention") && !contains(flatten(jsondecode(output.access_policy).Statement[*].Action), "dynamodb:BatchWriteItem")
+    error_message = "Nothing is allowed that no code calls."
+  }
 }
 
 run "own_key" {
@@ -85,6 +90,16 @@ run "object_lock" {
   assert {
     condition     = [for rule in aws_s3_bucket_lifecycle_configuration.this.rule : rule.id] == ["unfinished-uploads", "transfers", "old-versions", "expire-journals"]
     error_message = "Old versions go, journals when it was said."
+  }
+
+  assert {
+    condition     = one([for rule in aws_s3_bucket_lifecycle_configuration.this.rule : rule.noncurrent_version_expiration[0].noncurrent_days if rule.id == "old-versions"]) == 1
+    error_message = "Old versions go after a day."
+  }
+
+  assert {
+    condition     = contains(flatten(jsondecode(output.access_policy).Statement[*].Action), "s3:PutObjectRetention")
+    error_message = "Who writes may lock."
   }
 }
 
