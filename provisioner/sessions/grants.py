@@ -10,7 +10,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from provisioner import keys, quota
 from provisioner.context import Context, log
@@ -73,6 +73,7 @@ class Grants:
         self._locks: dict[TenantId, asyncio.Lock] = {}
         self._short: Counter[TenantId] = Counter()
         self._refusals: dict[TenantId, _Refusal] = {}
+        self._gave: dict[TenantId, int] = {}
         self._moments = itertools.count()
 
     async def shards(self, tenant: TenantId) -> int:
@@ -123,6 +124,9 @@ class Grants:
                 if refusal is not None and refusal.began > came and _covers(amounts, refusal.amounts):
                     # Counted since this call came: counting again would find the same.
                     raise refused(refusal.limits, refusal.held)
+                if self._gave.get(tenant, -1) > came:
+                    # Much was given while this call waited, most likely to its shard, too: others go on meanwhile.
+                    return keys.shard_of(id, self._known[tenant].shards)
                 for _ in range(_TRIES):
                     shard = await self._try(tenant, id, amounts)
                     if shard is not None:
@@ -191,10 +195,15 @@ class Grants:
         given = quota.held(state.book)
         # More at a time the more there is, so that the book is written a few hundred times on the way to any size.
         ahead = max(_AHEAD, given["sessions"] // 64)
+        # Others wait here, most of them for other shards; those get theirs at the same time, with some to spare.
+        crowd = self._short[state.tenant] * 3 // 2
+        shards = shards_of(state.book, max(ahead, crowd))
+        each_sessions = max(ahead, crowd // shards)
+        each = {name: amounts[name] * each_sessions // amounts["sessions"] for name in DIMENSIONS}
         left = {name: limit - given[name] for name, limit in state.limits.of.items()}
         gives: dict[str, int] = {}
         for name, lack in _lacks(quota.room(state.shard), amounts).items():
-            gives[name] = max(lack, amounts[name] * ahead // amounts["sessions"])
+            gives[name] = max(lack, each[name])
             if name in left:
                 gives[name] = min(gives[name], left[name])
                 left[name] -= gives[name]
@@ -202,15 +211,15 @@ class Grants:
                 return False
         moves = [_moved(state.tenant, state.number, gives)]
         total = dict(gives)
-        # Others wait here: most of them for other shards, once there are more; those get theirs at the same time.
-        each = {name: amounts[name] * ahead // amounts["sessions"] for name in DIMENSIONS}
-        others = min(MANY, self._short[state.tenant] // ahead, *(left[name] // each[name] for name in left))
-        shards = shards_of(state.book, ahead * (1 + others))
-        for number in range(1, min(others + 1, shards)):
+        others = min(MANY, shards - 1 if crowd > ahead else 0, *(left[name] // each[name] for name in left))
+        for number in range(1, others + 1):
             moves.append(_moved(state.tenant, (state.number + number) % shards, each))
             total = {name: total.get(name, 0) + each[name] for name in DIMENSIONS}
-        book = state.book_op(given=total, ahead=total.get("sessions", 0))
-        await self._context.store.transact([book, *moves])
+        # No shard may have room that the book does not tell of.
+        peak = max(total.get("sessions", 0), max(ahead, crowd) if others > 0 else 0)
+        await self._context.store.transact([state.book_op(given=total, ahead=peak), *moves])
+        self._known[state.tenant] = replace(self._known[state.tenant], shards=shards_of(state.book, peak))
+        self._gave[state.tenant] = next(self._moments)
         return True
 
     async def _borrow(self, state: State, amounts: Amounts, began: int) -> bool:

@@ -249,15 +249,32 @@ async def test_counts_are_the_sum_of_the_shards() -> None:
 
 
 async def test_a_group_takes_of_several_shards_or_borrows_into_one() -> None:
-    """A group's quota is taken of many shards in equal parts; every part is taken, none twice."""
+    """A group's quota is taken of many shards in equal parts; near the limit it is gathered in one, all of it;
+    beyond the limit it is refused, and what is left can still be taken."""
     tenant = await Quota(2, sessions=64).open(1)
-    await tenant.store.drive([tenant.create(f"ses_{n}") for n in range(32)], tenant.chance)
-    parts = (
-        await tenant.store.drive([tenant.replicas[0].parts(DEFAULT_TENANT, "grp_1", 20)], tenant.chance)
-    )[0]
-    assert sum(count for _, count in parts) == 20
-    assert len({shard for shard, _ in parts}) == len(parts) > 1
-    assert await asyncio.sleep(0) is None
-    many = {name: 32 * amount for name, amount in ONE.items()}
-    assert (await tenant.store.drive([tenant.create("big", many)], tenant.chance)) == [True]
-    assert tenant.held() == 64
+    grants = tenant.replicas[0]
+    await tenant.store.drive([tenant.create(f"ses_{n}") for n in range(16)], tenant.chance)
+
+    async def group(id: str, count: int) -> int:
+        parts = await grants.parts(DEFAULT_TENANT, id, count)
+        while True:
+            assert sum(many for _, many in parts) == count
+            assert len({shard for shard, _ in parts}) == len(parts)
+            takes = [
+                quota.take(DEFAULT_TENANT, shard, {name: many * ONE[name] for name in DIMENSIONS})
+                for shard, many in parts
+            ]
+            try:
+                await tenant.store.transact(takes)
+            except ConditionFailed:
+                parts = await grants.room_for_group(DEFAULT_TENANT, id, [ONE] * count)
+            else:
+                return len(parts)
+
+    assert (await tenant.store.drive([group("grp_1", 24)], tenant.chance))[0] > 1
+    assert (await tenant.store.drive([group("grp_2", 22)], tenant.chance))[0] == 1
+    assert tenant.held() == 62
+    with pytest.raises(ShoalError) as raised:
+        await tenant.store.drive([group("grp_3", 3)], tenant.chance)
+    assert raised.value.details["held"]["sessions"] == 62
+    assert await asyncio.wait_for(tenant.store.drive([group("grp_4", 2)], tenant.chance), 10) == [1]
