@@ -174,6 +174,11 @@ def book(tenant: TenantId) -> Key:
     return Key(pk=f"BOOK#{tenant}", sk=MAIN)
 
 
+def refusal(tenant: TenantId) -> Key:
+    """That a tenant's shards were found to have too little, a moment ago."""
+    return Key(pk=f"BOOK#{tenant}", sk="REFUSAL")
+
+
 def demand(pool: str, kind: str) -> Key:
     """How often sandboxes of a kind were asked for in a pool."""
     return Key(pk=f"DEMAND#{pool}", sk=kind)

@@ -11,11 +11,13 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from provisioner import keys, quota
 from provisioner.context import Context, log
 from provisioner.model import Tenant, load
 from provisioner.quota import DIMENSIONS, Amounts, Limits
+from provisioner.sessions.refusals import Refusals
 from provisioner.sessions.settling import MANY, State, read_shards, refused, settle, sum_of
 from provisioner.spread import SESSIONS_PER_SHARD, shards_of
 from provisioner.store.port import (
@@ -75,6 +77,7 @@ class Grants:
         self._refusals: dict[TenantId, _Refusal] = {}
         self._gave: dict[TenantId, int] = {}
         self._moments = itertools.count()
+        self._kept = Refusals(context)
 
     async def shards(self, tenant: TenantId) -> int:
         """Over how many shards a tenant's quota is spread, as far as this replica knows: never more than there are."""
@@ -162,22 +165,34 @@ class Grants:
         return [(await self.room_for(tenant, id, total), len(each))]
 
     async def _try(self, tenant: TenantId, id: str, amounts: Amounts) -> int | None:
-        began = next(self._moments)
+        began, since = next(self._moments), self._context.clock.now()
         state = await self._read(tenant, id)
         try:
             if not state.settled:
-                await settle(self._context.store, state, amounts)
+                await self._settle(state, amounts, since)
                 return None
             if quota.closed(state.shard):
                 # Whoever closed it was late: the book was settled by another meanwhile.
                 await self._context.store.transact(state.open_ops())
                 return None
             ready = _covers(quota.room(state.shard), amounts)
-            if ready or await self._give(state, amounts) or await self._borrow(state, amounts, began):
+            if ready or await self._give(state, amounts):
+                return state.number
+            await self._kept.check(state, amounts)
+            if await self._borrow(state, amounts, began, since):
                 return state.number
         except ConditionFailed:
             return None
         return None
+
+    async def _settle(self, state: State, amounts: Amounts, since: datetime) -> None:
+        await self._kept.check(state, amounts)
+        try:
+            await settle(self._context.store, state, amounts)
+        except ShoalError as error:
+            if error.code is ErrorCode.QUOTA_EXCEEDED:
+                await self._kept.keep(state, amounts, error.details["held"], since)
+            raise
 
     async def _read(self, tenant: TenantId, id: str | None) -> State:
         """How things are, with the shard of this id; this replica goes by it from now on."""
@@ -222,8 +237,11 @@ class Grants:
         self._gave[state.tenant] = next(self._moments)
         return True
 
-    async def _borrow(self, state: State, amounts: Amounts, began: int) -> bool:
+    async def _borrow(self, state: State, amounts: Amounts, began: int, since: datetime) -> bool:
         """Move what is left in the book and in other shards to this one; whether it was enough.
+
+        Args:
+            began, since: When this was asked, in order and in time.
 
         Raises:
             ShoalError: QUOTA_EXCEEDED.
@@ -249,6 +267,7 @@ class Grants:
                 self._refusals[state.tenant] = _Refusal(
                     began=began, amounts=amounts, limits=state.limits, held=held
                 )
+                await self._kept.keep(state, amounts, held, since)
                 raise refused(state.limits, held)
         left = dict(lacks)
         from_book = {name: min(spare[name], lack) for name, lack in left.items()}

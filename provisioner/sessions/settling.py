@@ -28,6 +28,8 @@ from shoal.contract.errors import ErrorCode, ShoalError
 T = TypeVar("T")
 #: Shards that one transaction writes at the most, besides the book and the one that gets.
 MANY = 80
+#: Seconds that who is refused is told to wait.
+RETRY_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,7 @@ def refused(limits: Limits, held: Amounts) -> ShoalError:
     return ShoalError(
         ErrorCode.QUOTA_EXCEEDED,
         "The tenant is at its quota; end some sessions or wait for them to end.",
-        retry_after_s=2.0,
+        retry_after_s=RETRY_S,
         details={"held": dict(held), "limit": {name: limits.of.get(name) for name in DIMENSIONS}},
     )
 

@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 
 from provisioner import keys, quota, spread
 from provisioner.auth import DEFAULT_TENANT
+from provisioner.clock import ManualClock
 from provisioner.model import Tenant, dump
 from provisioner.quota import DIMENSIONS
 from provisioner.sessions import grants as grants_module
+from provisioner.sessions import refusals as refusals_module
 from provisioner.sessions.grants import Grants, held_by
+from provisioner.sessions.settling import RETRY_S
 from provisioner.store.fake import FakeStore
 from provisioner.store.port import ConditionFailed, Key, Op, Page, Put, Stored
 from shoal.contract.errors import ErrorCode, ShoalError
@@ -84,13 +87,21 @@ class Quota:
         self.worst = 0
         self.limits = {"sessions": sessions, "cpu_millis": cpu_millis}
         self.replicas: list[Grants] = []
+        self.clocks: list[ManualClock] = []
         self.taken: list[int] = []
 
     async def open(self, replicas: int = 3) -> Quota:
         await self.plain.transact([self.tenant()])
         for number in range(replicas):
-            self.replicas.append(Grants(World(self.store).replica(f"r{number}").context))
+            world = World(self.store)
+            self.clocks.append(world.clock)
+            self.replicas.append(Grants(world.replica(f"r{number}").context))
         return self
+
+    def wait(self, seconds: float = RETRY_S) -> None:
+        """As long as who was refused is told to wait."""
+        for clock in self.clocks:
+            clock.tick(seconds)
 
     def tenant(self) -> Put:
         record = Tenant(
@@ -152,6 +163,7 @@ def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards open at a tenth of the usual size, so that few sessions meet many of them."""
     monkeypatch.setattr(spread, "SESSIONS_PER_SHARD", 2)
     monkeypatch.setattr(grants_module, "_AHEAD", 1)
+    monkeypatch.setattr(refusals_module, "FEW", 1)
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
@@ -174,6 +186,7 @@ def test_all_of_a_quota_can_be_taken_and_no_more(seed: int, limit: int, over: in
             ends = [tenant.end() for _ in range(limit)]
             await tenant.store.drive(ends, tenant.chance)
             assert tenant.held() == 0
+            tenant.wait()
 
     run(story)
 
@@ -195,6 +208,7 @@ def test_creates_and_ends_in_any_order_keep_the_quota(seed: int, limit: int, ste
         _, shards = tenant.items()
         assert all(not shard.get(name) for shard in shards for name in DIMENSIONS)
         # All of it can be taken once more: no room was lost.
+        tenant.wait()
         done = await tenant.store.drive([tenant.create(f"new_{n}") for n in range(limit)], tenant.chance)
         assert all(done)
 
@@ -224,6 +238,7 @@ def test_a_new_limit_holds_once_it_is_known(seed: int, first: int | None, then: 
         await tenant.store.drive([change(), *racing, tenant.end(), tenant.end()], tenant.chance)
         before = tenant.held()
         tenant.worst = 0
+        tenant.wait()
         await tenant.store.drive([tenant.create(f"late_{n}") for n in range(40)], tenant.chance)
         if then is None:
             assert tenant.held() == before + 40
@@ -231,6 +246,7 @@ def test_a_new_limit_holds_once_it_is_known(seed: int, first: int | None, then: 
             assert tenant.held() == max(before, then)
         await tenant.store.drive([tenant.end() for _ in list(tenant.taken)], tenant.chance)
         assert tenant.held() == 0
+        tenant.wait()
         wanted = 25 if then is None else then
         done = await tenant.store.drive([tenant.create(f"new_{n}") for n in range(wanted)], tenant.chance)
         assert all(done)
@@ -278,3 +294,63 @@ async def test_a_group_takes_of_several_shards_or_borrows_into_one() -> None:
         await tenant.store.drive([group("grp_3", 3)], tenant.chance)
     assert raised.value.details["held"]["sessions"] == 62
     assert await asyncio.wait_for(tenant.store.drive([group("grp_4", 2)], tenant.chance), 10) == [1]
+
+
+async def at_its_limit() -> Quota:
+    """A tenant of many shards that holds all of its quota, and was refused more."""
+    tenant = await Quota(3, sessions=24).open(3)
+    await tenant.store.drive([tenant.create(f"ses_{n}") for n in range(24)], tenant.chance)
+    assert len(tenant.items()[1]) >= 8
+    return tenant
+
+
+async def test_repeats_of_a_tenant_at_its_limit_read_few_items() -> None:
+    """Of 500 creates a second for ten seconds, over replicas that see few of them each, a handful count all shards; the
+    rest read the tenant, the book, their shard and the refusal."""
+    tenant = await at_its_limit()
+    counted = 0
+    many = tenant.store.get_many
+
+    async def noting(wanted: Sequence[Key]) -> list[Stored | None]:
+        nonlocal counted
+        counted += len(wanted) > 2
+        return await many(wanted)
+
+    tenant.store.get_many = noting  # type: ignore[assignment,method-assign]
+    for second in range(10):
+        for tenth in range(10):
+            creates = [tenant.create(f"more_{second}_{tenth}_{n}") for n in range(50)]
+            assert not any(await tenant.store.drive(creates, tenant.chance))
+            tenant.wait(0.1)
+    # One each 1.5 s, and the first of each replica.
+    assert counted <= 10
+
+
+async def test_what_is_freed_is_had_within_the_time_that_a_refusal_says_to_wait() -> None:
+    """However often it is asked for meanwhile: being asked does not make a refusal last."""
+    tenant = await at_its_limit()
+    assert await tenant.store.drive([tenant.create("one_more")], tenant.chance) == [False]
+    await tenant.store.drive([tenant.end()], tenant.chance)
+    waited, got = 0.0, False
+    while not got:
+        got = any(
+            await tenant.store.drive([tenant.create(f"again_{waited}_{n}") for n in range(3)], tenant.chance)
+        )
+        if not got:
+            tenant.wait(0.1)
+            waited += 0.1
+    assert waited <= RETRY_S + 0.05
+
+
+async def test_a_refusal_is_of_its_limits_and_of_its_size() -> None:
+    """A raised limit lets in at once, and so does an ask for less than what was refused."""
+    tenant = await at_its_limit()
+    await tenant.store.drive([tenant.end(), tenant.end()], tenant.chance)
+    tenant.wait()
+    big = {name: 3 * amount for name, amount in ONE.items()}
+    assert await tenant.store.drive([tenant.create("big", big)], tenant.chance) == [False]
+    assert await tenant.store.drive([tenant.create("small")], tenant.chance) == [True]
+    assert await tenant.store.drive([tenant.create("big_2", big)], tenant.chance) == [False]
+    tenant.limits["sessions"] = 30
+    await tenant.store.drive([tenant.store.transact([tenant.tenant()])], tenant.chance)
+    assert await tenant.store.drive([tenant.create("big_3", big)], tenant.chance) == [True]
