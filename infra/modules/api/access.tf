@@ -5,7 +5,8 @@ data "aws_partition" "current" {}
 data "aws_region" "current" {}
 
 locals {
-  function_arn = "arn:${data.aws_partition.current.partition}:lambda:${data.aws_region.current.name}:${data.aws_caller_identity.current.account_id}:function:${local.function_name}"
+  functions_arn = "arn:${data.aws_partition.current.partition}:lambda:${data.aws_region.current.name}:${data.aws_caller_identity.current.account_id}:function"
+  function_arns = [for name in [local.function_name, local.agents_function_name] : "${local.functions_arn}:${name}"]
 }
 
 resource "aws_iam_role" "function" {
@@ -39,7 +40,7 @@ resource "aws_iam_role_policy" "logs" {
         Sid      = "Logs"
         Effect   = "Allow"
         Action   = ["logs:CreateLogStream", "logs:PutLogEvents"]
-        Resource = ["${aws_cloudwatch_log_group.function.arn}:*"]
+        Resource = ["${aws_cloudwatch_log_group.function.arn}:*", "${aws_cloudwatch_log_group.agents.arn}:*"]
       }],
       # Lambda decrypts the function's settings with its role.
       [for key in var.kms_key_arn[*] : {
@@ -88,7 +89,7 @@ resource "aws_iam_role_policy" "network" {
           "ec2:UnassignPrivateIpAddresses",
         ]
         Resource  = ["*"]
-        Condition = { ArnEquals = { "lambda:SourceFunctionArn" = [local.function_arn] } }
+        Condition = { ArnEquals = { "lambda:SourceFunctionArn" = local.function_arns } }
       },
     ]
   })

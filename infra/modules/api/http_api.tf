@@ -28,6 +28,13 @@ resource "aws_apigatewayv2_stage" "default" {
     detailed_metrics_enabled = false
   }
 
+  route_settings {
+    route_key                = aws_apigatewayv2_route.agents.route_key
+    throttling_rate_limit    = var.agents_throttle.rate
+    throttling_burst_limit   = var.agents_throttle.burst
+    detailed_metrics_enabled = false
+  }
+
   dynamic "access_log_settings" {
     for_each = aws_cloudwatch_log_group.access
 

@@ -1,11 +1,19 @@
 # The API as a function in the VPC: there it reaches agents by their private addresses, and table and bucket by gateway
-# endpoints. It has no other way out, and needs none: it wakes the reconciler by writing to the table.
+# endpoints. It has no other way out, and needs none: it wakes the reconciler by writing to the table. What agents call has
+# a function of its own (agents.tf).
 
 locals {
-  function_name = "${var.name}-api"
+  function_name        = "${var.name}-api"
+  agents_function_name = "${local.function_name}-agents"
   # HTTP APIs answer for 30 s at the most; the function gives up before that, and long polls end at 25 s.
   timeout_s = 29
   routed    = var.data_plane == "router"
+
+  # A load balancer passes 1 MB to a function and back, base64 included (Elastic Load Balancing guide, read 2026-11); what
+  # is larger is refused with a name, or goes by the bucket.
+  limits = var.data_plane == "alb" ? { SHOAL_API_ANSWER_LIMIT_BYTES = "700000" } : {}
+
+  environment = merge(var.environment, { SHOAL_AWS_EXECUTION_ENABLED = tostring(var.execution_enabled) })
 }
 
 resource "aws_cloudwatch_log_group" "function" {
@@ -38,7 +46,7 @@ resource "aws_lambda_function" "this" {
   tags                           = var.tags
 
   environment {
-    variables = merge(var.environment, { SHOAL_AWS_EXECUTION_ENABLED = tostring(var.execution_enabled) })
+    variables = merge(local.environment, local.limits)
   }
 
   vpc_config {

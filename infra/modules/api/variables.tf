@@ -64,6 +64,17 @@ variable "reserved_concurrency" {
   }
 }
 
+variable "agents_reserved_concurrency" {
+  description = "Executions kept for what agents call (heartbeats above all), taken from the account's total; -1 shares the account's, so that long polls of trainers can use it up. 100 carry about 300 hosts; AWS leaves 100 unreserved in any case (docs/infra.md)."
+  type        = number
+  default     = -1
+
+  validation {
+    condition     = var.agents_reserved_concurrency == -1 || var.agents_reserved_concurrency >= 1 && floor(var.agents_reserved_concurrency) == var.agents_reserved_concurrency
+    error_message = "-1, or how many at once; with 0 every host would be lost."
+  }
+}
+
 variable "subnet_ids" {
   description = "Private subnets of the function (and of the VPC link)."
   type        = list(string)
@@ -80,7 +91,7 @@ variable "access_policy" {
 }
 
 variable "environment" {
-  description = "Settings of the function (`SHOAL_*`): where the state is, the pools, policy."
+  description = "Settings of the functions (`SHOAL_*`): where the state is, the pools, policy."
   type        = map(string)
 
   validation {
@@ -102,6 +113,17 @@ variable "throttle" {
 
   validation {
     condition     = var.throttle.rate > 0 && var.throttle.burst > 0
+    error_message = "Both above zero."
+  }
+}
+
+variable "agents_throttle" {
+  description = "The same for what agents call, beside `throttle`: a host sends a heartbeat every `SHOAL_PROVISIONER_HEARTBEAT_S`. Both together should stay below the account's limit."
+  type        = object({ rate = number, burst = number })
+  default     = { rate = 2000, burst = 1000 }
+
+  validation {
+    condition     = var.agents_throttle.rate > 0 && var.agents_throttle.burst > 0
     error_message = "Both above zero."
   }
 }

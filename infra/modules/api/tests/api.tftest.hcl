@@ -30,7 +30,27 @@ run "by_the_function" {
 
   assert {
     condition     = aws_apigatewayv2_route.default.route_key == "$default" && aws_apigatewayv2_stage.default.default_route_settings[0].throttling_rate_limit == 2000
-    error_message = "One route, throttled."
+    error_message = "One route for trainers, throttled."
+  }
+
+  assert {
+    condition     = aws_apigatewayv2_route.agents.route_key == "ANY /internal/v1/{proxy+}" && aws_apigatewayv2_route.agents.target == "integrations/${aws_apigatewayv2_integration.agents.id}" && aws_apigatewayv2_integration.agents.integration_uri == aws_lambda_function.agents.invoke_arn
+    error_message = "Agents have a route and a function of their own: trainers' long polls do not hold up heartbeats."
+  }
+
+  assert {
+    condition     = [for route in aws_apigatewayv2_stage.default.route_settings : [route.route_key, route.throttling_rate_limit, route.throttling_burst_limit]] == [["ANY /internal/v1/{proxy+}", 2000, 1000]]
+    error_message = "Agents have a throttle of their own."
+  }
+
+  assert {
+    condition     = aws_lambda_function.agents.function_name == "shoal-api-agents" && aws_lambda_function.agents.role == aws_lambda_function.this.role && aws_lambda_function.agents.handler == aws_lambda_function.this.handler && aws_lambda_function.agents.filename == aws_lambda_function.this.filename && aws_lambda_function.agents.vpc_config[0].subnet_ids == toset(["subnet-1", "subnet-2"]) && aws_lambda_function.agents.environment == aws_lambda_function.this.environment
+    error_message = "The same program with the same rights and settings."
+  }
+
+  assert {
+    condition     = aws_lambda_function.this.reserved_concurrent_executions == -1 && aws_lambda_function.agents.reserved_concurrent_executions == -1
+    error_message = "Nothing is reserved unasked: a new account has ten executions."
   }
 
   assert {
@@ -49,7 +69,7 @@ run "by_the_function" {
   }
 
   assert {
-    condition     = [for statement in jsondecode(aws_iam_role_policy.network.policy).Statement : statement.Effect] == ["Allow", "Deny"] && jsondecode(aws_iam_role_policy.network.policy).Statement[1].Condition.ArnEquals["lambda:SourceFunctionArn"] == ["arn:aws:lambda:us-east-1:123456789012:function:shoal-api"]
+    condition     = [for statement in jsondecode(aws_iam_role_policy.network.policy).Statement : statement.Effect] == ["Allow", "Deny"] && jsondecode(aws_iam_role_policy.network.policy).Statement[1].Condition.ArnEquals["lambda:SourceFunctionArn"] == ["arn:aws:lambda:us-east-1:123456789012:function:shoal-api", "arn:aws:lambda:us-east-1:123456789012:function:shoal-api-agents"]
     error_message = "Only Lambda itself makes network interfaces with the role."
   }
 }
@@ -109,6 +129,11 @@ run "by_a_load_balancer" {
   }
 
   assert {
+    condition     = aws_lambda_function.this.environment[0].variables.SHOAL_API_ANSWER_LIMIT_BYTES == "700000" && !contains(keys(aws_lambda_function.agents.environment[0].variables), "SHOAL_API_ANSWER_LIMIT_BYTES")
+    error_message = "A load balancer carries 1 MB to a function and back, the HTTP API of agents more."
+  }
+
+  assert {
     condition     = length(aws_apigatewayv2_vpc_link.routers) == 0
     error_message = "No VPC link."
   }
@@ -124,6 +149,26 @@ run "frozen" {
   assert {
     condition     = aws_lambda_function.this.environment[0].variables.SHOAL_AWS_EXECUTION_ENABLED == "false"
     error_message = "No new session is taken."
+  }
+}
+
+run "kept_for_agents" {
+  command = plan
+
+  variables {
+    reserved_concurrency        = 400
+    agents_reserved_concurrency = 100
+    agents_throttle             = { rate = 500, burst = 250 }
+  }
+
+  assert {
+    condition     = aws_lambda_function.this.reserved_concurrent_executions == 400 && aws_lambda_function.agents.reserved_concurrent_executions == 100
+    error_message = "Each has its own."
+  }
+
+  assert {
+    condition     = one(aws_apigatewayv2_stage.default.route_settings).throttling_rate_limit == 500
+    error_message = "As it was told."
   }
 }
 
@@ -146,11 +191,14 @@ run "refused" {
     memory_mib           = 64
     environment          = { AWS_REGION = "us-east-1" }
     throttle             = { rate = 0, burst = 1 }
+    agents_throttle      = { rate = 1, burst = 0 }
     log_retention_days   = 8
     reserved_concurrency = -2
+
+    agents_reserved_concurrency = 0
   }
 
-  expect_failures = [var.architecture, var.runtime, var.memory_mib, var.environment, var.throttle, var.log_retention_days, var.reserved_concurrency]
+  expect_failures = [var.architecture, var.runtime, var.memory_mib, var.environment, var.throttle, var.log_retention_days, var.reserved_concurrency, var.agents_throttle, var.agents_reserved_concurrency]
 }
 
 run "half_a_data_plane" {
