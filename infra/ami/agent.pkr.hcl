@@ -42,7 +42,7 @@ variable "layers" {
 
 variable "layers_gib" {
   type        = number
-  description = "Size of the volume with the layers; hosts may make theirs larger (home_disk)."
+  description = "Size of the volume with the layers, which is the whole disk of sandboxes on hosts of this image (home_disk = null). A snapshot holds what is written alone, so that room costs nothing here."
   default     = 40
 }
 

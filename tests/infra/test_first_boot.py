@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import configparser
 import json
+import os
 import re
 import subprocess
 from email import message_from_string
+from pathlib import Path
 
 import pytest
 
 from runtime_image.image import entrypoint
 from scripts.infra_check import Resource
+from tests.infra.conftest import States
 
 
 @pytest.fixture(params=["minimal", "production"])
@@ -122,3 +125,106 @@ def test_agents_get_two_minutes_to_end(scripts: list[str]) -> None:
         told = re.search(r">> /etc/ecs/ecs\.config << 'EOF'\n(.*?)\nEOF\n", script, re.S)
         assert told is not None
         assert "ECS_CONTAINER_STOP_TIMEOUT=120s" in told[1].splitlines()
+
+
+def test_a_baked_image_brings_the_disk(states: States) -> None:
+    """Hosts of it get no blank volume over the one with the layers, and do not look for disks of their own."""
+    templates = {
+        resource.address: resource.values
+        for resource in states("production")["baked"]
+        if resource.type == "aws_launch_template" and resource.values["image_id"]
+    }
+    assert {"module.pool", "module.steady"} == {".".join(name.split(".")[:2]) for name in templates}
+    for values in templates.values():
+        assert values["image_id"] == "ami-0123456789abcdef0"
+        assert [each["device_name"] for each in values["block_device_mappings"]] == ["/dev/xvda"]
+        assert "Instance Storage" not in base64.b64decode(values["user_data"]).decode("ascii")
+
+
+#: A command that writes down how it was called, and answers from a file of its name where there is one.
+STUB = """#!/bin/bash
+name=${0##*/}
+printf '%s' "$name" >> "$STUBS/calls"
+printf ' %s' "$@" >> "$STUBS/calls"
+echo >> "$STUBS/calls"
+answer="$STUBS/$name.answer"
+if [[ $name == lsblk && $* == *NAME,TYPE* ]]; then answer="$STUBS/raid.answer"; fi
+if [[ $name == mdadm && $* == *--assemble* ]]; then exit 1; fi
+if [[ -e $answer ]]; then cat "$answer"; elif [[ $name == mountpoint || $name == blkid ]]; then exit 1; fi
+"""
+STUBBED = ("blkid", "lsblk", "mdadm", "mkdir", "mkfs.xfs", "modprobe", "mount", "mountpoint", "readlink", "swapoff",
+           "udevadm", "xfs_growfs")  # fmt: skip
+STORES = "/dev/nvme0n1 Amazon Elastic Block Store\n/dev/nvme1n1 Amazon EC2 NVMe Instance Storage\n"
+
+
+@pytest.mark.parametrize(
+    ("answers", "changes"),
+    [
+        pytest.param(
+            {"readlink": "/dev/nvme1n1\n"},
+            [
+                "mkfs.xfs -q -m reflink=1 /dev/nvme1n1",
+                "mount -o noatime,prjquota /dev/nvme1n1 /var/lib/shoal",
+            ],
+            id="a blank volume",
+        ),
+        pytest.param(
+            {"readlink": "/dev/nvme1n1\n", "blkid": "xfs\n"},
+            ["mount -o noatime,prjquota /dev/nvme1n1 /var/lib/shoal"],
+            id="a volume with layers, or a reboot",
+        ),
+        pytest.param(
+            {"lsblk": STORES},
+            [
+                "mkfs.xfs -q -m reflink=1 /dev/nvme1n1",
+                "mount -o noatime,prjquota /dev/nvme1n1 /var/lib/shoal",
+            ],
+            id="one disk of the instance's own, blank after a stop",
+        ),
+        pytest.param(
+            {"lsblk": STORES + "/dev/nvme2n1 Amazon EC2 NVMe Instance Storage\n"},
+            [
+                "mdadm --assemble /dev/md0 /dev/nvme1n1 /dev/nvme2n1",
+                "mdadm --create /dev/md0 --run --level 0 --raid-devices 2 /dev/nvme1n1 /dev/nvme2n1",
+                "mkfs.xfs -q -m reflink=1 /dev/md0",
+                "mount -o noatime,prjquota /dev/md0 /var/lib/shoal",
+            ],
+            id="two of them",
+        ),
+        pytest.param(
+            {
+                "lsblk": STORES + "/dev/nvme2n1 Amazon EC2 NVMe Instance Storage\n",
+                "raid": "/dev/nvme1n1 disk\n/dev/md127 raid0\n/dev/nvme2n1 disk\n",
+                "blkid": "xfs\n",
+            },
+            ["mount -o noatime,prjquota /dev/md127 /var/lib/shoal"],
+            id="two of them, after a reboot under another name",
+        ),
+        pytest.param({"mountpoint": ""}, [], id="mounted already"),
+    ],
+)
+def test_a_boot_formats_what_is_blank_and_mounts_what_there_is(
+    minimal: list[Resource], tmp_path: Path, answers: dict[str, str], changes: list[str]
+) -> None:
+    """The program of the unit, with every command that would touch the machine replaced."""
+    (template,) = [r for r in minimal if r.type == "aws_launch_template"]
+    message = message_from_string(base64.b64decode(template.values["user_data"]).decode("ascii"))
+    (part,) = message.get_payload()
+    for name in STUBBED:
+        (tmp_path / name).write_text(STUB)
+        (tmp_path / name).chmod(0o755)
+    for name, answer in answers.items():
+        (tmp_path / f"{name}.answer").write_text(answer)
+    done = subprocess.run(
+        ["bash"],
+        input=_boot(part.get_payload()),
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "STUBS": str(tmp_path)},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[:3] == ["modprobe --all loop overlay", "swapoff --all", "udevadm settle --timeout=60"]
+    assert [call for call in calls if call.split()[0] in ("mdadm", "mkfs.xfs", "mount")] == changes
+    assert calls[-1] == "xfs_growfs /var/lib/shoal"

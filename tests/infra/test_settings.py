@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from api.options import ServeOptions, parse
+from api.routes import internal
 from api.settings import ApiSettings
 from provisioner.aws.settings import AwsSettings, BatchPool, EcsPool
 from provisioner.blobs.s3_lifecycle import LIFECYCLE
@@ -19,8 +20,10 @@ from runtime_image.agent.settings import AgentSettings
 from runtime_image.image import entrypoint
 from scripts import bundle
 from scripts.infra_check import Resource
+from tests.infra.conftest import States
 
 ROOT = Path(__file__).resolve().parents[2]
+RECONCILER = "reconciler.aws_lambda_function.this"
 
 
 @pytest.fixture(params=["minimal", "production"])
@@ -49,9 +52,9 @@ def _take(
 
 
 def test_functions_take_their_settings(whole: list[Resource], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both functions start with what they are told: names, types and pools fit."""
-    for name in ("api", "reconciler"):
-        told = _told(_only(whole, f"module.{name}.aws_lambda_function.this"))
+    """Each function starts with what it is told: names, types and pools fit."""
+    for name in ("api.aws_lambda_function.this", "api.aws_lambda_function.agents", RECONCILER):
+        told = _told(_only(whole, f"module.{name}"))
         aws, provisioner = _take(monkeypatch, told)
         assert aws.table == "shoal"
         assert aws.execution_enabled
@@ -60,6 +63,7 @@ def test_functions_take_their_settings(whole: list[Resource], monkeypatch: pytes
         # Every setting is known: a typing error in a name would be ignored by the settings themselves.
         fields = {f"SHOAL_AWS_{field.upper()}" for field in AwsSettings.model_fields}
         fields |= {f"SHOAL_PROVISIONER_{field.upper()}" for field in ProvisionerSettings.model_fields}
+        fields |= {f"SHOAL_API_{field.upper()}" for field in ApiSettings.model_fields}
         assert set(told) <= fields
 
 
@@ -139,13 +143,51 @@ def test_routers_serve_as_they_are_told(production: list[Resource], monkeypatch:
     assert ApiSettings().answer_limit_bytes == 10_000_000
 
 
+def test_agents_call_a_function_of_their_own(whole: list[Resource]) -> None:
+    """Every path of agents goes by its own route, throttle and function, so that long polls hold up no heartbeat."""
+    route = _only(whole, "module.api.aws_apigatewayv2_route.agents")
+    assert route["route_key"] == f"ANY {internal.router.prefix}/{{proxy+}}"
+    (stage,) = [r.values for r in whole if r.type == "aws_apigatewayv2_stage"]
+    assert [each["route_key"] for each in stage["route_settings"]] == [route["route_key"]]
+    trainers, agents = (_only(whole, f"module.api.aws_lambda_function.{name}") for name in ("this", "agents"))
+    assert trainers["function_name"] != agents["function_name"]
+    # The account lets 10,000 a second and 5,000 at once through, for both together.
+    (default,) = stage["default_route_settings"]
+    (own,) = stage["route_settings"]
+    assert default["throttling_rate_limit"] + own["throttling_rate_limit"] <= 10_000
+    assert default["throttling_burst_limit"] + own["throttling_burst_limit"] <= 5_000
+
+
+def test_heartbeats_have_executions_of_their_own(production: list[Resource]) -> None:
+    """In production some are kept for agents; the smallest installation fits into an account with ten."""
+    agents = _only(production, "module.api.aws_lambda_function.agents")
+    assert agents["reserved_concurrent_executions"] >= 50
+
+
+def test_a_load_balancer_is_told_what_it_carries(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between it and a function pass 1 MB each way, base64 included; what is larger is refused by name before."""
+    known = states("production")["load_balancer"]
+    told = _told(_only(known, "module.api.aws_lambda_function.this"))
+    _take(monkeypatch, told)
+    limit = ApiSettings().answer_limit_bytes
+    assert limit is not None
+    assert limit * 4 / 3 + 50_000 < 1_000_000
+    # Agents use the HTTP API all the same.
+    agents = _told(_only(known, "module.api.aws_lambda_function.agents"))
+    assert "SHOAL_API_ANSWER_LIMIT_BYTES" not in agents
+    assert "SHOAL_API_ANSWER_LIMIT_BYTES" not in _told(
+        _only(states("production")["whole"], "module.api.aws_lambda_function.this")
+    )
+
+
 def test_functions_run_the_bundle(whole: list[Resource]) -> None:
     """Runtime and handlers are those that `make bundle` builds for."""
     for name, module, attribute in (
-        ("api", "api.lambda_handler", "handler"),
-        ("reconciler", "provisioner.handlers", "reconcile"),
+        ("api.aws_lambda_function.this", "api.lambda_handler", "handler"),
+        ("api.aws_lambda_function.agents", "api.lambda_handler", "handler"),
+        (RECONCILER, "provisioner.handlers", "reconcile"),
     ):
-        function = _only(whole, f"module.{name}.aws_lambda_function.this")
+        function = _only(whole, f"module.{name}")
         assert function["runtime"] == f"python{bundle.PYTHON}"
         assert function["handler"] == f"{module}.{attribute}"
         source = (ROOT / f"{module.replace('.', '/')}.py").read_text()

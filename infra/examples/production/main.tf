@@ -31,6 +31,9 @@ locals {
 
   routed = var.data_plane != "lambda"
 
+  # A baked image brings the disk of sandboxes, layers and all, in the size it was baked with (infra/ami).
+  home_disk = var.ami_id == null ? { gib = 500, iops = 6000, throughput_mibps = 500 } : null
+
   # The policy of sessions and hosts, the same for all who read it. The first pool is where sessions go that name none.
   settings = merge(
     module.state.environment,
@@ -74,22 +77,25 @@ module "registry" {
 }
 
 module "api" {
-  source                     = "../../modules/api"
-  name                       = var.name
-  tags                       = local.tags
-  bundle_path                = var.bundle_path
-  architecture               = var.bundle_architecture
-  memory_mib                 = 1769
-  subnet_ids                 = module.network.private_subnet_ids
-  security_group_id          = module.network.api_security_group_id
-  access_policy              = module.state.access_policy
-  environment                = local.settings
-  execution_enabled          = var.execution_enabled
-  throttle                   = { rate = 10000, burst = 5000 }
-  data_plane                 = var.data_plane
-  entrance_security_group_id = module.network.entrance_security_group_id
-  router_service_arn         = one(module.router[*].service_discovery_arn)
-  kms_key_arn                = aws_kms_key.this.arn
+  source            = "../../modules/api"
+  name              = var.name
+  tags              = local.tags
+  bundle_path       = var.bundle_path
+  architecture      = var.bundle_architecture
+  memory_mib        = 1769
+  subnet_ids        = module.network.private_subnet_ids
+  security_group_id = module.network.api_security_group_id
+  access_policy     = module.state.access_policy
+  environment       = local.settings
+  execution_enabled = var.execution_enabled
+  # Together what the account lets through.
+  throttle                    = { rate = 8000, burst = 4000 }
+  agents_throttle             = { rate = 2000, burst = 1000 }
+  agents_reserved_concurrency = var.agents_reserved_concurrency
+  data_plane                  = var.data_plane
+  entrance_security_group_id  = module.network.entrance_security_group_id
+  router_service_arn          = one(module.router[*].service_discovery_arn)
+  kms_key_arn                 = aws_kms_key.this.arn
 
   alb = var.data_plane != "alb" ? null : {
     vpc_id          = module.network.vpc_id
@@ -102,47 +108,51 @@ module "api" {
 
 # Spot hosts, behind two on-demand ones.
 module "pool" {
-  source            = "../../modules/pool"
-  name              = var.name
-  tags              = local.tags
-  pool              = "default"
-  max_hosts         = var.max_hosts
-  instance_types    = ["m7i.8xlarge", "m7a.8xlarge", "m6i.8xlarge", "m6a.8xlarge", "m5.8xlarge", "m5a.8xlarge"]
-  spot              = { on_demand_base = 2, on_demand_percent_above = 0 }
-  home_disk         = { gib = 500, iops = 6000, throughput_mibps = 500 }
-  settings          = { headroom_share = 0.1 }
-  ami_id            = var.ami_id
-  execution_enabled = var.execution_enabled
-  subnet_ids        = module.network.public_subnet_ids
-  security_group_id = module.network.hosts_security_group_id
-  agent_image       = "${module.registry.repository_urls["agent"]}:${var.agent_image_tag}"
-  repository_arn    = module.registry.repository_arns["agent"]
-  control_url       = module.api.control_url
-  agent_port        = module.network.agent_port
-  agent_environment = { SHOAL_AGENT_MEMORY_RESERVE_MIB = "2048" }
-  kms_key_arn       = null
+  source         = "../../modules/pool"
+  name           = var.name
+  tags           = local.tags
+  pool           = "default"
+  max_hosts      = var.max_hosts
+  instance_types = ["m7i.8xlarge", "m7a.8xlarge", "m6i.8xlarge", "m6a.8xlarge", "m5.8xlarge", "m5a.8xlarge"]
+  spot           = { on_demand_base = 2, on_demand_percent_above = 0 }
+  home_disk      = local.home_disk
+  settings       = { headroom_share = 0.1 }
+  ami_id         = var.ami_id
+  # Baked layers are on the image's own volume.
+  use_instance_store = var.ami_id == null
+  execution_enabled  = var.execution_enabled
+  subnet_ids         = module.network.public_subnet_ids
+  security_group_id  = module.network.hosts_security_group_id
+  agent_image        = "${module.registry.repository_urls["agent"]}:${var.agent_image_tag}"
+  repository_arn     = module.registry.repository_arns["agent"]
+  control_url        = module.api.control_url
+  agent_port         = module.network.agent_port
+  agent_environment  = { SHOAL_AGENT_MEMORY_RESERVE_MIB = "2048" }
+  kms_key_arn        = null
 }
 
 # On-demand hosts for long sessions, with stopped instances that start sooner.
 module "steady" {
-  source            = "../../modules/pool"
-  name              = var.name
-  tags              = local.tags
-  pool              = "steady"
-  max_hosts         = 20
-  instance_types    = ["m7i.8xlarge"]
-  spot              = null
-  warm_pool         = { max_prepared = 2 }
-  home_disk         = { gib = 500, iops = 6000, throughput_mibps = 500 }
-  ami_id            = var.ami_id
-  execution_enabled = var.execution_enabled
-  subnet_ids        = module.network.public_subnet_ids
-  security_group_id = module.network.hosts_security_group_id
-  agent_image       = "${module.registry.repository_urls["agent"]}:${var.agent_image_tag}"
-  repository_arn    = module.registry.repository_arns["agent"]
-  control_url       = module.api.control_url
-  agent_port        = module.network.agent_port
-  agent_environment = { SHOAL_AGENT_MEMORY_RESERVE_MIB = "2048" }
+  source         = "../../modules/pool"
+  name           = var.name
+  tags           = local.tags
+  pool           = "steady"
+  max_hosts      = 20
+  instance_types = ["m7i.8xlarge"]
+  spot           = null
+  warm_pool      = { max_prepared = 2 }
+  home_disk      = local.home_disk
+  ami_id         = var.ami_id
+  # Baked layers are on the image's own volume.
+  use_instance_store = var.ami_id == null
+  execution_enabled  = var.execution_enabled
+  subnet_ids         = module.network.public_subnet_ids
+  security_group_id  = module.network.hosts_security_group_id
+  agent_image        = "${module.registry.repository_urls["agent"]}:${var.agent_image_tag}"
+  repository_arn     = module.registry.repository_arns["agent"]
+  control_url        = module.api.control_url
+  agent_port         = module.network.agent_port
+  agent_environment  = { SHOAL_AGENT_MEMORY_RESERVE_MIB = "2048" }
 }
 
 # Bulk work that may wait in Batch's own queue.

@@ -69,7 +69,7 @@ variable "availability_zones" {
 }
 
 variable "ami_id" {
-  description = "Image of the hosts, baked with sandbox images (infra/ami); null takes the newest ECS-optimised one."
+  description = "Image of the hosts, baked with sandbox images (infra/ami), whose volume is then the disk of sandboxes: bake it with `layers_gib` of 500 or so. Null takes the newest ECS-optimised one and a blank disk of 500 GiB."
   type        = string
   default     = null
 }
@@ -83,6 +83,12 @@ variable "data_plane" {
     condition     = contains(["lambda", "router", "alb"], var.data_plane)
     error_message = "One of lambda, router, alb."
   }
+}
+
+variable "agents_reserved_concurrency" {
+  description = "Lambda executions kept for heartbeats, about 100 for 300 hosts; -1 where the account has not 200 yet (a new one has 10), which lets long polls use up what heartbeats need."
+  type        = number
+  default     = 100
 }
 
 variable "certificate_arn" {

@@ -77,7 +77,7 @@ variable "root_gib" {
 }
 
 variable "home_disk" {
-  description = "The disk of sandboxes, layers and journals (/var/lib/shoal): a gp3 volume of its own. `gib`: sizes reserved by sandboxes times what they really write; `iops` 3,000 and `throughput_mibps` 125 cost nothing extra. Null: the volume that `ami_id` brings at /dev/xvdb (infra/ami), layers and all."
+  description = "The disk of sandboxes, layers and journals (/var/lib/shoal): a gp3 volume of its own. `gib`: sizes reserved by sandboxes times what they really write; `iops` 3,000 and `throughput_mibps` 125 cost nothing extra. Null: the volume that `ami_id` brings at /dev/xvdb (infra/ami), layers and all, in the size it was baked with; leave it null for such an image."
   type = object({
     gib              = optional(number, 100)
     iops             = optional(number, 3000)

@@ -32,6 +32,11 @@ run "whole" {
     condition     = aws_kms_key.this.enable_key_rotation
     error_message = "The key is rotated."
   }
+
+  assert {
+    condition     = var.agents_reserved_concurrency == 100
+    error_message = "Heartbeats have executions of their own."
+  }
 }
 
 run "load_balancer" {
@@ -46,6 +51,19 @@ run "load_balancer" {
   assert {
     condition     = output.endpoint == "https://shoal.example.com" && module.router[0].service_discovery_arn == null
     error_message = "Routers behind the load balancer."
+  }
+}
+
+run "baked" {
+  command = apply
+
+  variables {
+    ami_id = "ami-0123456789abcdef0"
+  }
+
+  assert {
+    condition     = local.home_disk == null
+    error_message = "A baked image brings its disk; a blank one would hide the layers."
   }
 }
 
