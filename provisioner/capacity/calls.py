@@ -113,6 +113,7 @@ class Calls:
     ) -> tuple[Answer | None, str | None, str]:
         """The answer, or the error's code and message; no code means no answer."""
         from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
 
         client = await self._clients.get(service)
         try:
@@ -125,7 +126,7 @@ class Calls:
             if status >= 500 and code not in _THROTTLED:
                 return None, None, f"{code}: {message}"
             return None, code, message
-        except (BotoCoreError, OSError, TimeoutError) as error:
+        except (BotoCoreError, ResponseParserError, OSError, TimeoutError) as error:
             return None, None, f"{type(error).__name__}: {error}"[:500]
 
     async def pages(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from botocore.parsers import ResponseParserError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -123,12 +124,16 @@ async def test_a_refusal_is_not_repeated() -> None:
     assert calls.counts["ecs", "start_task", "refused"] == 1
 
 
-@pytest.mark.parametrize("server_error", [False, True])
-async def test_no_answer_is_told_as_such(server_error: bool) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [client_error("InternalError", status=500), ResponseParserError("a page of HTML"), None],
+    ids=["error of AWS's own", "no answer of AWS", "lost"],
+)
+async def test_no_answer_is_told_as_such(error: Exception | None) -> None:
     """A lost answer, or an error of AWS's own, is neither repeated here nor taken for a refusal."""
     calls, clients, _ = opened()
-    if server_error:
-        clients.fail = lambda operation: client_error("InternalError", status=500)
+    if error is not None:
+        clients.fail = lambda operation: error
     else:
         clients.lose = lambda operation: True
     with pytest.raises(CapacityUnavailable) as raised:
