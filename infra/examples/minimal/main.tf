@@ -117,6 +117,7 @@ module "observability" {
   alarms                    = ["reconciler_errors", "reconciler_silent"]
   alarm_topic_arns          = var.alarm_topic_arns
   api_function_name         = module.api.function_name
+  agents_function_name      = module.api.agents_function_name
   api_id                    = module.api.api_id
   reconciler_function_name  = module.reconciler.function_name
   reconciler_log_group_name = module.reconciler.log_group_name

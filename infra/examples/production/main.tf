@@ -215,6 +215,7 @@ module "observability" {
   dashboard                 = true
   alarm_topic_arns          = concat([aws_sns_topic.alarms.arn], var.alarm_topic_arns)
   api_function_name         = module.api.function_name
+  agents_function_name      = module.api.agents_function_name
   api_id                    = module.api.api_id
   reconciler_function_name  = module.reconciler.function_name
   reconciler_log_group_name = module.reconciler.log_group_name

@@ -36,6 +36,11 @@ locals {
       namespace   = "AWS/Lambda", metric = "Throttles", statistic = "Sum", dimensions = { FunctionName = var.api_function_name }
       period_s    = 60, periods = 3, comparison = "GreaterThanOrEqualToThreshold", threshold = 10, missing = "notBreaching"
     }
+    agents_throttled = {
+      description = "Lambda refuses heartbeats: hosts freeze and are lost. Keep executions for agents (agents_reserved_concurrency), or raise the quota."
+      namespace   = "AWS/Lambda", metric = "Throttles", statistic = "Sum", dimensions = { FunctionName = var.agents_function_name }
+      period_s    = 60, periods = 1, comparison = "GreaterThanOrEqualToThreshold", threshold = 10, missing = "notBreaching"
+    }
     table_throttled = {
       description = "DynamoDB throttles writes of the table: a burst beyond its warm throughput, or a hot partition."
       namespace   = "AWS/DynamoDB", metric = "WriteThrottleEvents", statistic = "Sum", dimensions = { TableName = var.table_name }
@@ -147,6 +152,8 @@ locals {
         ["AWS/Lambda", "ConcurrentExecutions", "FunctionName", var.api_function_name],
         ["AWS/Lambda", "ConcurrentExecutions", "FunctionName", var.reconciler_function_name],
         ["AWS/Lambda", "Throttles", "FunctionName", var.api_function_name, { stat = "Sum" }],
+        ["AWS/Lambda", "ConcurrentExecutions", "FunctionName", var.agents_function_name],
+        ["AWS/Lambda", "Throttles", "FunctionName", var.agents_function_name, { stat = "Sum" }],
       ]
     },
     {

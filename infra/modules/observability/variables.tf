@@ -29,11 +29,11 @@ variable "alarm_topic_arns" {
 variable "alarms" {
   description = "Which alarms there are, 0.10 USD a month each (`queue_age`, `hosts_lost` and `no_capacity` also 0.30 USD for their metric while it has values)."
   type        = set(string)
-  default     = ["api_errors", "hosts_lost", "no_capacity", "queue_age", "reconciler_errors", "reconciler_silent", "table_throttled", "throttled"]
+  default     = ["agents_throttled", "api_errors", "hosts_lost", "no_capacity", "queue_age", "reconciler_errors", "reconciler_silent", "table_throttled", "throttled"]
 
   validation {
-    condition     = length(setsubtract(var.alarms, ["api_errors", "hosts_lost", "no_capacity", "queue_age", "reconciler_errors", "reconciler_silent", "table_throttled", "throttled"])) == 0
-    error_message = "Of api_errors, hosts_lost, no_capacity, queue_age, reconciler_errors, reconciler_silent, table_throttled, throttled."
+    condition     = length(setsubtract(var.alarms, ["agents_throttled", "api_errors", "hosts_lost", "no_capacity", "queue_age", "reconciler_errors", "reconciler_silent", "table_throttled", "throttled"])) == 0
+    error_message = "Of agents_throttled, api_errors, hosts_lost, no_capacity, queue_age, reconciler_errors, reconciler_silent, table_throttled, throttled."
   }
 }
 
@@ -45,6 +45,11 @@ variable "dashboard" {
 
 variable "api_function_name" {
   description = "Name of the API's function."
+  type        = string
+}
+
+variable "agents_function_name" {
+  description = "Name of the function that agents call."
   type        = string
 }
 

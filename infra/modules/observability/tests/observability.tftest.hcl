@@ -4,6 +4,7 @@ mock_provider "aws" {
 
 variables {
   api_function_name         = "shoal-api"
+  agents_function_name      = "shoal-api-agents"
   api_id                    = "a1b2c3d4e5"
   reconciler_function_name  = "shoal-reconciler"
   reconciler_log_group_name = "/aws/lambda/shoal-reconciler"
@@ -20,13 +21,18 @@ run "all" {
   }
 
   assert {
-    condition     = length(aws_cloudwatch_metric_alarm.this) == 8 && length(aws_cloudwatch_log_metric_filter.this) == 3
-    error_message = "Eight alarms, three of them by metrics from the log."
+    condition     = length(aws_cloudwatch_metric_alarm.this) == 9 && length(aws_cloudwatch_log_metric_filter.this) == 3
+    error_message = "Nine alarms, three of them by metrics from the log."
   }
 
   assert {
     condition     = alltrue([for alarm in aws_cloudwatch_metric_alarm.this : alarm.alarm_actions == toset(var.alarm_topic_arns) && length(alarm.alarm_description) > 20])
     error_message = "Each tells somebody what to do."
+  }
+
+  assert {
+    condition     = aws_cloudwatch_metric_alarm.this["agents_throttled"].dimensions == tomap({ FunctionName = "shoal-api-agents" }) && aws_cloudwatch_metric_alarm.this["agents_throttled"].evaluation_periods == 1
+    error_message = "Refused heartbeats are told within a minute."
   }
 
   assert {
