@@ -52,6 +52,7 @@ def policy_of(settings: ProvisionerSettings) -> Policy:
         lease_s=settings.lease_s,
         lost_margin_s=settings.lost_margin_s,
         host_start_s=settings.host_start_s,
+        host_queue_s=settings.host_queue_s,
         tick_s=settings.look_s or settings.reconcile_s,
     )
 
@@ -150,7 +151,14 @@ def claimed(prepare: Prepare, held: list[Assignment]) -> int:
 def _facts(instance: Instance | None) -> InstanceFacts | None:
     if instance is None:
         return None
-    return InstanceFacts(id=instance.id, host=instance.host, alive=instance.alive, detail=instance.detail)
+    return InstanceFacts(
+        id=instance.id,
+        host=instance.host,
+        alive=instance.alive,
+        detail=instance.detail,
+        queued=instance.queued,
+        ran_at=instance.ran_at,
+    )
 
 
 def _wanted(prepare: Prepare, held: list[Assignment]) -> Wanted:

@@ -36,23 +36,26 @@ class PoolPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What holds for all. `tick_s`: how far apart two looks may be."""
+    """What holds for all. `tick_s`: how far apart two looks may be. The others as in `ProvisionerSettings`."""
 
     pools: tuple[PoolPolicy, ...]
     lease_s: float
     lost_margin_s: float
     host_start_s: float
+    host_queue_s: float = 0.0
     tick_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceFacts:
-    """A machine as its driver knows it."""
+    """A machine as its driver knows it; all as in `provisioner.capacity.port.Instance`."""
 
     id: str
     host: HostId
     alive: bool
     detail: str | None = None
+    queued: bool = False
+    ran_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,11 +164,9 @@ def _lost(host: HostFacts, policy: Policy, now: datetime) -> LoseHost | None:
         )
     elif host.instance is not None and not host.instance.alive:
         detail = host.instance.detail or "Its machine has ended."
-    elif starting and (now - host.created_at).total_seconds() > policy.host_start_s:
-        detail = f"It did not register within {policy.host_start_s:g} s."
-        if host.instance is not None and host.instance.detail:
-            detail += f" {host.instance.detail}"
-    elif not starting:
+    elif starting:
+        detail = _overdue(host, policy, now)
+    else:
         since = host.heard_at or host.created_at
         silent = (now - since).total_seconds()
         if silent > policy.lease_s + policy.lost_margin_s:
@@ -176,6 +174,21 @@ def _lost(host: HostFacts, policy: Policy, now: datetime) -> LoseHost | None:
     if detail is None:
         return None
     return LoseHost(host=host.view.id, pool=host.view.pool, detail=detail, failed=starting)
+
+
+def _overdue(host: HostFacts, policy: Policy, now: datetime) -> str | None:
+    """Why a host that starts takes too long; None while it does not. One that stands in its provider's queue has not
+    begun to start: giving it up would send it to the queue's end."""
+    instance = host.instance
+    since, limit_s, what = host.created_at, policy.host_start_s, "It did not register"
+    if instance is not None and instance.queued:
+        limit_s, what = max(policy.host_queue_s, policy.host_start_s), "Its provider did not run it"
+    elif instance is not None and instance.ran_at is not None:
+        since = max(since, instance.ran_at)
+    if (now - since).total_seconds() <= limit_s:
+        return None
+    said = f" {instance.detail}" if instance is not None and instance.detail else ""
+    return f"{what} within {limit_s:g} s.{said}"
 
 
 def _state(

@@ -64,7 +64,9 @@ class ProvisionerSettings(BaseSettings):
         reconcile_s: How often the reconciler looks without being woken.
         look_s: The longest time without a look where something outside wakes it, such as a schedule of 60 s: prepares
             start their hosts so much sooner. None is `reconcile_s`, and on Lambda 60.
-        host_start_s: How long a started host may take to register.
+        host_start_s: How long a started host may take to register; where its provider has a queue (AWS Batch), from
+            when it runs.
+        host_queue_s: How long a host may stand in its provider's queue until it is given up.
         start_wait_s: How long the first placement waits for a sandbox to run before it records `starting`.
         start_attempts: Sandbox starts that may fail before the session does.
         sample: How many hosts placement compares (2 to 4).
@@ -84,6 +86,7 @@ class ProvisionerSettings(BaseSettings):
     reconcile_s: float = Field(default=2.0, gt=0)
     look_s: float | None = Field(default=None, gt=0)
     host_start_s: float = Field(default=60.0, gt=0)
+    host_queue_s: float = Field(default=3600.0, gt=0)
     start_wait_s: float = Field(default=2.0, ge=0)
     start_attempts: int = Field(default=3, ge=1)
     sample: int = Field(default=4, ge=1)

@@ -118,6 +118,9 @@ def size(
     if state.failures and need.asks and sizing.not_scaling is None:
         # Others are on their way, and may fare no better: who waits should know.
         sizing.not_scaling = f"Hosts do not come up: {state.last_failure}"
+    stuck = [host.instance.detail for host in hosts if host.instance is not None and host.instance.queued]
+    if any(stuck) and need.asks and sizing.not_scaling is None:
+        sizing.not_scaling = f"Hosts wait for machines: {next(filter(None, stuck))}"
     return sizing
 
 

@@ -34,6 +34,8 @@ _BATCH = 100
 #: An array job is PENDING while its children run; a plain job goes through all of these (user guide, read 2026-11).
 _LIVE = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
 _OVER = frozenset({"SUCCEEDED", "FAILED"})
+#: Their container does not run yet: `startedAt` is told from RUNNING on (Batch API reference, read 2026-11).
+_QUEUED = frozenset({"SUBMITTED", "PENDING", "RUNNABLE", "STARTING"})
 #: Seconds in which a submitted job must show in what is read; until then it is not submitted again.
 _SHOW_S = 60.0
 #: Seconds for which a host that is over is told of.
@@ -51,6 +53,7 @@ class _Job:
     created_at: datetime
     stopped_at: datetime | None
     detail: str | None
+    ran_at: datetime | None = None
 
     @property
     def over(self) -> bool:
@@ -255,6 +258,8 @@ class BatchCapacity:
                 alive=not job.over,
                 started_at=job.created_at,
                 detail=job.detail,
+                queued=job.status in _QUEUED,
+                ran_at=job.ran_at,
             )
             for job in chosen.values()
         ]
@@ -341,6 +346,7 @@ def _job(about: Mapping[str, Any], host: HostId) -> _Job:
         created_at=_moment(about.get("createdAt")) or datetime.fromtimestamp(0, UTC),
         stopped_at=_moment(about.get("stoppedAt")),
         detail=detail,
+        ran_at=_moment(about.get("startedAt")),
     )
 
 

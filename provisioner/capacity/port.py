@@ -64,6 +64,8 @@ class Instance:
         alive: Whether its agent can still be running; False once it certainly is not. What a driver merely does not
             see at the moment is alive: heartbeats tell better.
         detail: Why it is not alive, or what keeps it from coming up, in a sentence.
+        queued: Whether it stands in a queue of the provider's own, with no machine yet: its start has not begun.
+        ran_at: When its start began, where the provider has such a queue; None: when it was asked for.
     """
 
     id: str
@@ -72,6 +74,8 @@ class Instance:
     alive: bool
     started_at: datetime
     detail: str | None = None
+    queued: bool = False
+    ran_at: datetime | None = None
 
 
 class Capacity(Protocol):

@@ -95,6 +95,21 @@ async def test_what_keeps_a_job_waiting_is_told(bench: Bench) -> None:
     assert "INSUFFICIENT_INSTANCE_CAPACITY" in (seen.detail or "")
 
 
+async def test_a_job_that_waits_has_not_begun_and_one_that_runs_tells_since_when(bench: Bench) -> None:
+    """From its submission to RUNNING it stands in Batch's queue, also as a child; its start counts from there."""
+    bench.api.room = 1
+    told = await bench.capacity.start(bench.starts(2))
+    assert [(each.queued, each.ran_at) for each in told] == [(True, None)] * 2
+    bench.clock.tick(600)
+    bench.api.step()
+    one, two = sorted(await bench.capacity.instances(), key=lambda each: each.id)
+    assert (one.queued, one.ran_at) == (False, one.ran_at)
+    assert (two.queued, two.ran_at) == (True, None)
+    bench.api.move(one.id, "FAILED", statusReason="gone")
+    (over,) = (each for each in await bench.capacity.instances() if each.id == one.id)
+    assert not over.queued
+
+
 async def test_a_host_that_ended_is_told_with_its_reason_for_a_while(bench: Bench) -> None:
     """A child that ended by itself is told until it is stopped, and not for ever by a process that starts later."""
     one, two = await bench.capacity.start(bench.starts(2))

@@ -137,6 +137,29 @@ async def test_who_does_not_wait_hears_why_no_host_comes(world: World) -> None:
     assert "no capacity in any zone" in waiting.message
 
 
+async def test_a_host_in_its_providers_queue_is_left_there(world: World) -> None:
+    """Whoever waits hears why no machine comes; the host has `host_start_s` once it runs."""
+    id = await world.create(wait_s=0)
+    await world.services.reconciler.tick()
+    (host,) = await starting(world)
+    there = world.capacity._instances
+    there[f"i-{host}"] = replace(there[f"i-{host}"], queued=True, detail="Its job is RUNNABLE: no capacity.")
+    world.clock.tick(world.settings.host_start_s + 100)
+    await world.services.reconciler.tick()
+    assert await starting(world) == [host]
+    why = (await world.services.sessions.get(WHO, id)).waiting_for or ""
+    assert "RUNNABLE" in why
+    there[f"i-{host}"] = replace(
+        there[f"i-{host}"], queued=False, ran_at=world.clock.now() - timedelta(seconds=1)
+    )
+    world.clock.tick(world.settings.host_start_s - 2)
+    await world.services.reconciler.tick()
+    assert await starting(world) == [host]
+    world.clock.tick(2)
+    await world.services.reconciler.tick()
+    assert host not in await starting(world)
+
+
 async def test_a_host_that_never_registers_is_told(world: World) -> None:
     """A host whose agent does not come up in time is given up, and whoever waits hears what its driver says of it."""
     id = await world.create(wait_s=0)

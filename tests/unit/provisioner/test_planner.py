@@ -405,6 +405,32 @@ def test_silence_loses_a_host_only_after_the_lease_and_its_margin() -> None:
     assert lost.detail == "exit code 1"
 
 
+def test_a_host_in_its_providers_queue_has_not_begun_to_start() -> None:
+    """It is given up when the queue takes too long; once it runs, what it may take to register counts from there. A
+    host without such a queue has `host_start_s` from when it was asked for."""
+    rules = dataclasses.replace(policy(), host_queue_s=3600)
+
+    def lost(age_s: float, ran_s: float | None = None, *, queued: bool = False) -> str | None:
+        now = NOW + timedelta(seconds=age_s)
+        ran_at = None if ran_s is None else NOW + timedelta(seconds=ran_s)
+        machine = InstanceFacts(
+            id="job", host=HostId("a"), alive=True, detail="Full.", queued=queued, ran_at=ran_at
+        )
+        one = host("a", state=HostState.STARTING, registered_at=None, heard_at=None, instance=machine)
+        asking = waiting(1, expires_at=NOW + timedelta(hours=9))
+        decided = plan(View(hosts=(one,), waiting=(asking,)), rules, now)
+        if queued and not decided.lose:
+            assert decided.pools[0].not_scaling == "Hosts wait for machines: Full."
+        return decided.lose[0].detail if decided.lose else None
+
+    assert lost(3599, queued=True) is None
+    assert lost(3601, queued=True) == "Its provider did not run it within 3600 s. Full."
+    assert lost(1059, ran_s=1000) is None
+    assert lost(1061, ran_s=1000) == "It did not register within 60 s. Full."
+    assert lost(59) is None
+    assert lost(61) == "It did not register within 60 s. Full."
+
+
 def test_idle_goes_to_zero_and_not_before() -> None:
     """Without any demand the last host goes after idle_to_zero_s; with a prepare it stays."""
     busy_at = NOW - timedelta(seconds=299)
