@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api import by_function
 from api.errors import REQUEST_ID_KEY, error_body, error_headers, from_dependency, internal_error, status_of
 from api.metrics import Metrics
 from shoal.contract.base import new_id
@@ -106,16 +107,18 @@ class Front:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = [by_function.HEADER] if by_function.has_prefix(scope["path"]) else []
+        scope = by_function.without_prefix(scope)
         request_id = _request_id(scope)
         scope[REQUEST_ID_KEY] = request_id
-        header = (b"x-request-id", request_id.encode())
+        headers.append((b"x-request-id", request_id.encode()))
         status = 0
 
         async def noting(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message.get("headers", ()), *headers]
             await send(message)
 
         task = asyncio.current_task()

@@ -25,6 +25,7 @@ import structlog
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
+from api import by_function
 from api.app import create_app
 from api.errors import from_dependency, internal_error, request_id_of
 from api.front import Front, send_error
@@ -32,6 +33,7 @@ from api.settings import ApiSettings
 from provisioner.services import Services
 from provisioner.turns import SETTLE_S
 from shoal.contract.errors import ErrorCode, ShoalError
+from shoal.contract.route import BY_FUNCTION
 from shoal.contract.streams import chunk, output_event, resume_offsets
 
 log = structlog.get_logger("api.function")
@@ -84,7 +86,7 @@ class Function:
         try:
             services, front = await self._open()
             async with services.turns.turn(left):
-                if scope["method"] == "GET" and _STREAM.match(scope["path"]):
+                if scope["method"] == "GET" and _STREAM.match(by_function.without_prefix(scope)["path"]):
                     await self._poll_stream(front, scope, receive, answer)
                 else:
                     await self._answer(front, scope, receive, answer, left)
@@ -245,10 +247,11 @@ def _raw_path(scope: Scope) -> bytes:
     told: str = scope.get("aws.event", {}).get("rawPath") or scope["path"]
     if "%" in told:
         return told.encode()
-    action = _ACTION.match(told)
+    prefix = BY_FUNCTION if by_function.has_prefix(told) else ""
+    action = _ACTION.match(told.removeprefix(prefix))
     if action is not None:
         before, id, after = action.groups(default="")
-        return (quote(before) + quote(id, safe="") + after).encode()
+        return (prefix + quote(before) + quote(id, safe="") + after).encode()
     return quote(told, safe="/:@!$&'()*+,;=~").encode()
 
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tenacity import RetryCallState, Retrying, wait_random_exponential
 
 from shoal.client import errors
 from shoal.client.effects import Context, Op, Reply, Send, Sleep, TransportFailed, reply_of
 from shoal.contract.errors import ErrorBody, ErrorCode, ErrorDetail, Next
+from shoal.contract.route import BY_FUNCTION, BY_FUNCTION_HEADER
+
+#: What a gateway may send to routers on the hosts, and the most that is sent another way: a function takes little.
+_ROUTED = re.compile(r"/v1/(sessions/[^/]+/(actions|files)|actions:wait)")
+_SMALL_BYTES = 512 * 1024
 
 _STATUS_CODES = {
     401: ErrorCode.UNAUTHENTICATED,
@@ -72,6 +79,17 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     return seconds if 0 <= seconds < 86_400 else None
 
 
+def _by_function(send: Send, reply: Reply) -> Send | None:
+    """The way past a gateway that has no router to ask, as while no host is there; None when it said something else."""
+    if reply.status != 503 or _detail(reply) is not None or not _ROUTED.match(send.path):
+        return None
+    elsewhere = send.foreign or send.base_url is not None
+    large = send.source is not None or len(send.content or b"") > _SMALL_BYTES
+    if elsewhere or large or not send.repeatable:
+        return None
+    return replace(send, path=BY_FUNCTION + send.path)
+
+
 class Patience:
     """Decides over the failures of one logical request: how long until the next attempt, or that it is over."""
 
@@ -130,6 +148,12 @@ def call(context: Context, send: Send, *, deadline: float | None = None) -> Op[R
         error: errors.ServiceError
         try:
             reply = reply_of((yield send))
+            other = _by_function(send, reply)
+            if other is not None:
+                answer = reply_of((yield other))
+                # Without it somebody else answered, who knows nothing of that way.
+                if BY_FUNCTION_HEADER in answer.headers:
+                    reply = answer
         except TransportFailed as failure:
             error = errors.ConnectionFailed(ErrorCode.UNAVAILABLE, f"no answer from the service at {failure}")
             repeatable = repeatable or not failure.arrived

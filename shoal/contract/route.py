@@ -15,6 +15,10 @@ from shoal.contract.states import Scope
 
 #: Seconds a token is good for at the most; a revoked key works no longer than this.
 MAX_TOKEN_AGE_S = 60
+#: Before a path, it is the same route by another way: where a gateway sends what is about a session's host to routers,
+#: the function answers here, also while there is no router. Whoever knows the prefix says so by this header.
+BY_FUNCTION = "/via/function"
+BY_FUNCTION_HEADER = "x-shoal-via"
 ISSUER = "shoal"
 ALGORITHM = "EdDSA"
 

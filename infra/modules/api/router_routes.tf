@@ -1,5 +1,6 @@
 # data_plane = "router": what talks to agents goes by a VPC link to routers on the hosts, found by Cloud Map, and never
-# waits inside a function. All else stays with the function, which answers while there is no host.
+# waits inside a function. All else stays with the function, which answers while there is no host; so do the same paths below
+# /via/function, where clients ask when there is no router (api/by_function.py).
 
 locals {
   routed_paths = local.routed ? [

@@ -85,6 +85,22 @@ def test_ids_with_a_slash_reach_the_agent_as_one(world: World, encoded: bool) ->
         assert world.agent.seen[-1][1] == f"/v1/sessions/{id}/{path}"
 
 
+@pytest.mark.parametrize("encoded", [False, True], ids=["decoded by the gateway", "as it came"])
+def test_below_the_prefix_for_functions_are_the_same_routes(world: World, encoded: bool) -> None:
+    """A gateway without routers sends here what it does not know; the answer says who gave it."""
+    world.host()
+    id = world.session()
+    for path in ("actions/task-9%2Fstep-1", "files"):
+        answer = world.call("GET", f"/via/function/v1/sessions/{id}/{path}", encoded=encoded)
+        assert answer.status == 200
+        assert answer.headers["x-shoal-via"] == "function"
+        assert world.agent.seen[-1][1] == f"/v1/sessions/{id}/{path}"
+    assert "x-shoal-via" not in world.call("GET", f"/v1/sessions/{id}/files").headers
+    missing = world.call("GET", "/via/function/v1/sessions/ses_none/actions/a")
+    assert (missing.status, missing.code, missing.headers["x-shoal-via"]) == (404, "not_found", "function")
+    assert world.call("GET", "/via/function/healthz").status == 404
+
+
 def test_an_answer_over_the_limit_is_told_and_not_broken(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -257,6 +257,9 @@ async def test_an_ended_session_is_read_from_its_journal(house: House) -> None:
     response = await house.client.get(f"{ACTIONS}/a1")
     assert ActionRecord.model_validate_json(response.content).seq == 1
     assert (await house.client.get(f"{ACTIONS}/nothing")).status_code == 404
+    # A client whose gateway had no router asks below this prefix; a server knows it as well.
+    by_function = await house.client.get(f"/via/function{ACTIONS}/a1")
+    assert by_function.content == response.content
     stream = (await house.client.get(f"{ACTIONS}/a1/stream")).text
     assert ActionRecord.model_validate_json(stream.splitlines()[-2].removeprefix("data: ")).seq == 1
     response = await house.client.get(f"/v1/sessions/{SESSION}/trajectory?after_seq=1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -15,8 +16,9 @@ from shoal.client.session_core import SessionCore
 from shoal.client.steps import StepCounter
 from shoal.contract.actions import Exec, ReadFile
 from shoal.contract.errors import ErrorCode, Next, ShoalError
+from shoal.contract.route import BY_FUNCTION, BY_FUNCTION_HEADER
 from shoal.contract.sessions import Session
-from tests.unit.client.fake_service import Rig, bare, error, lose, refuse
+from tests.unit.client.fake_service import Fault, Rig, bare, error, lose, refuse
 
 IMAGE = session_create("code:1", None, None, {})
 
@@ -36,6 +38,59 @@ def test_an_action_whose_answer_is_lost_runs_once_under_one_id() -> None:
     assert result.replayed
     assert rig.service.runs == [("ses_1", "step-1", {"type": "exec", "command": "make"})]
     assert len(rig.service.requests) == 4
+
+
+def by_function(rig: Rig) -> Fault:
+    """The function behind the gateway's default route."""
+
+    def answer(request: httpx.Request, act: object) -> httpx.Response:
+        plain = request.url.copy_with(path=request.url.path.removeprefix(BY_FUNCTION))
+        told = rig.service.act(
+            httpx.Request(request.method, plain, headers=request.headers, content=request.content)
+        )
+        told.headers[BY_FUNCTION_HEADER] = "function"
+        return told
+
+    return answer
+
+
+def test_a_gateway_without_routers_is_passed_by() -> None:
+    """A pool that is empty has no router, and a gateway that has none to ask says a bare 503: the same request goes to
+    the function, which tells a recorded step without any host. Its refusals count, too."""
+    rig = Rig()
+    box = box_of(rig)
+    rig.service.fail("POST /v1/.*/actions", *[bare(503)] * 3)
+    rig.service.fail("POST /via/function/v1/", by_function(rig))
+    assert rig.run(box.exec("make", {})).stdout == "ran make"
+    first, other = rig.service.requests
+    assert other.url.path == BY_FUNCTION + first.url.path
+    assert other.content == first.content
+    rig.service.fail("GET /v1/.*/actions", bare(503))
+    rig.service.fail("GET /via/function/v1/", by_function(rig))
+    asked = Send(method="GET", path="/v1/sessions/ses_1/actions/step-9/none")
+    with pytest.raises(errors.NotFound):
+        rig.run(call(rig.core.context, asked))
+
+
+def test_only_what_goes_to_routers_is_asked_for_another_way() -> None:
+    """Not what the service itself refuses, what the function serves anyway, what may not be repeated, nor what is too
+    large for a function; and an answer of somebody who does not know that way is none."""
+    rig = Rig(RetryPolicy(retry_for_s=0.0))
+    act = Send(method="POST", path="/v1/sessions/s/actions", content=b"{}")
+    for fault, asked in (
+        (error(ErrorCode.UNAVAILABLE), act),
+        (bare(502), act),
+        (bare(503), Send(method="GET", path="/v1/sessions/s")),
+        (bare(503), replace(act, path="/v1/sessions/s/actions/a/stdin", repeatable=False)),
+        (bare(503), replace(act, content=bytes(600_000))),
+    ):
+        rig.service.fail("", fault)
+        with pytest.raises(errors.Unavailable):
+            rig.run(call(rig.core.context, asked))
+    assert not [each for each in rig.service.requests if each.url.path.startswith(BY_FUNCTION)]
+    rig.service.fail("", bare(503), error(ErrorCode.NOT_FOUND, status=404))
+    with pytest.raises(errors.Unavailable):
+        rig.run(call(rig.core.context, act))
 
 
 def test_a_create_whose_answer_is_lost_makes_one_session() -> None:
