@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -20,28 +23,38 @@ async def test_it_serves_and_leaves_while_callers_look_elsewhere() -> None:
     nothing meanwhile."""
     world = World()
     await world.prepare()
-    stop = asyncio.Event()
+    stop, waits = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def opening() -> AsyncIterator[Services]:
+        async with world.opening("router") as services:
+            until = services.context.waiters.until
+
+            async def noting(*asked: Any) -> Any:
+                waits.set()
+                return await until(*asked)
+
+            services.context.waiters.until = noting
+            yield services
+
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with listener:
         async with httpx.AsyncClient(
             base_url=url, headers={"authorization": f"Bearer {world.key}"}
         ) as client:
-            serving = asyncio.create_task(
-                serve(lambda: world.opening("router"), listener, stop, linger_s=0.5, drain_s=1.0)
-            )
-            while (await client.get("/healthz")).status_code != 200:
-                await asyncio.sleep(0.01)
+            serving = asyncio.create_task(serve(opening, listener, stop, linger_s=0.5, drain_s=1.0))
+            assert (await client.get("/healthz")).status_code == 200
             assert (await client.get("/readyz")).status_code == 200
             made = await client.post("/v1/sessions", json={"image": "code:1", "wait_s": 0})
             assert made.status_code == 202
             waiting = asyncio.create_task(
                 client.get(f"/v1/sessions/{made.json()['id']}", params={"wait_s": 25}, timeout=30)
             )
-            await asyncio.sleep(0.1)
+            await waits.wait()
             stop.set()
             while (await client.get("/readyz")).status_code == 200:
-                await asyncio.sleep(0.01)
+                continue
             assert (await client.get("/v1/sessions")).status_code == 200
             cut = await waiting
             assert (cut.status_code, cut.json()["error"]["code"]) == (503, "unavailable")
