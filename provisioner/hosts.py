@@ -21,15 +21,13 @@ from provisioner.store.port import ConditionFailed, Put, Stored, VersionIs
 from provisioner.transfers import Transfers
 from shoal.contract.base import HostId, SessionId, TenantId
 from shoal.contract.errors import ErrorCode, ShoalError
-from shoal.contract.host import (
-    Heartbeat,
-    HeartbeatReply,
+from shoal.contract.host import Heartbeat, HeartbeatReply, Register, Registered
+from shoal.contract.states import HostState
+from shoal.contract.urls import (
     JournalGet,
     JournalPut,
     LayerGet,
     LayerPut,
-    Register,
-    Registered,
     TransferGet,
     TransferPut,
     Url,
@@ -37,7 +35,6 @@ from shoal.contract.host import (
     Urls,
     UrlsAsked,
 )
-from shoal.contract.states import HostState
 
 _GONE = frozenset({HostState.LOST, HostState.GONE})
 #: Seconds for which a presigned URL is good.

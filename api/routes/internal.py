@@ -9,7 +9,8 @@ from fastapi import APIRouter, Depends, Request
 from api.auth import bearer
 from api.state import Use, services_of
 from shoal.contract.base import HostId
-from shoal.contract.host import Heartbeat, HeartbeatReply, Register, Registered, Urls, UrlsAsked
+from shoal.contract.host import Heartbeat, HeartbeatReply, Register, Registered
+from shoal.contract.urls import Urls, UrlsAsked
 
 router = APIRouter(prefix="/internal/v1", tags=["internal"], include_in_schema=False)
 

@@ -9,16 +9,8 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from shoal.contract.errors import ErrorBody, ErrorCode, ShoalError
-from shoal.contract.host import (
-    Heartbeat,
-    HeartbeatReply,
-    Register,
-    Registered,
-    Url,
-    UrlAsked,
-    Urls,
-    UrlsAsked,
-)
+from shoal.contract.host import Heartbeat, HeartbeatReply, Register, Registered
+from shoal.contract.urls import Url, UrlAsked, Urls, UrlsAsked
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

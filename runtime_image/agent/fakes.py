@@ -34,7 +34,8 @@ from runtime_image.agent.sandboxes import (
     Usage,
 )
 from shoal.contract.errors import ErrorCode, ShoalError
-from shoal.contract.host import Heartbeat, HeartbeatReply, Register, Registered, Url, UrlAsked
+from shoal.contract.host import Heartbeat, HeartbeatReply, Register, Registered
+from shoal.contract.urls import Url, UrlAsked
 
 
 class ManualClock:

@@ -19,8 +19,9 @@ from runtime_image.agent.journal.history import Epoch, History
 from runtime_image.agent.transfer import Transfer, TransferError
 from shoal.contract.base import SessionId
 from shoal.contract.errors import ErrorCode, ShoalError
-from shoal.contract.host import JournalGet, JournalPut, SandboxStart
+from shoal.contract.host import SandboxStart
 from shoal.contract.states import EndReason
+from shoal.contract.urls import JournalGet, JournalPut
 
 _ABOUT = "about.json"
 _RAN = "ran"

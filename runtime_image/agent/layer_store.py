@@ -13,8 +13,8 @@ from runtime_image.agent.transfer import Transfer, TransferError, local_path
 from runtime_image.agent.unpacking import unpack
 from runtime_image.layers import LayerCache, LayerError
 from shoal.contract.errors import ErrorCode, ShoalError
-from shoal.contract.host import LayerGet, Url
 from shoal.contract.images import Layer
+from shoal.contract.urls import LayerGet, Url
 
 
 @dataclass(frozen=True, kw_only=True)

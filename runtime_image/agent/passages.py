@@ -21,8 +21,9 @@ from runtime_image.agent.hosted import Hosted
 from runtime_image.agent.link import FileReader, FileWriter, GuestLink
 from runtime_image.agent.transfer import Transfer, TransferError
 from shoal.contract.errors import ErrorCode, ShoalError
-from shoal.contract.host import FileSent, TransferGet, TransferPut
+from shoal.contract.host import FileSent
 from shoal.contract.transfers import MAX_TRANSFER_BYTES
+from shoal.contract.urls import TransferGet, TransferPut
 
 #: Ended ones that are remembered.
 _REMEMBERED = 512

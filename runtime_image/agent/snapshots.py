@@ -34,8 +34,9 @@ from runtime_image.layers import (
 )
 from shoal.contract.base import SessionId, SnapshotId
 from shoal.contract.errors import ErrorCode, ShoalError
-from shoal.contract.host import LayerPut, SnapshotTake, SnapshotTaken
+from shoal.contract.host import SnapshotTake, SnapshotTaken
 from shoal.contract.images import MAX_LAYERS, Layer
+from shoal.contract.urls import LayerPut
 
 _log = structlog.get_logger()
 

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 import aiohttp
 
-from shoal.contract.host import Url
+from shoal.contract.urls import Url
 
 _CHUNK_BYTES = 1 << 20
 

@@ -30,8 +30,8 @@ from shoal.client.places import at, put_at
 from shoal.client.pools import AsyncPool
 from shoal.client.transfer import StreamSink
 from shoal.contract.base import SessionId
-from shoal.contract.host import Url
 from shoal.contract.transfers import UploadUrl
+from shoal.contract.urls import Url
 from tests.contract.hostile_s3 import HastyClock, HostileS3, refusal
 from tests.emulators import aws_clients, fresh_name
 

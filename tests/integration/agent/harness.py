@@ -34,9 +34,6 @@ from shoal.contract.host import (
     SandboxSource,
     SandboxStart,
     SnapshotTake,
-    Url,
-    Urls,
-    UrlsAsked,
     WarmKey,
     WarmOrder,
 )
@@ -44,6 +41,7 @@ from shoal.contract.images import ImageConfig, Layer
 from shoal.contract.route import ISSUER, PublicKey
 from shoal.contract.sessions import Resources
 from shoal.contract.states import Substrate
+from shoal.contract.urls import Url, Urls, UrlsAsked
 
 HOST = HostId("hst_test")
 HOST_TOKEN = "host-token"

@@ -31,10 +31,11 @@ from runtime_image.agent.transfer import UrlTransfer
 from runtime_image.agent.warm import WarmPool
 from shoal.contract.base import HostId, SessionId, TenantId
 from shoal.contract.errors import ErrorCode, ShoalError
-from shoal.contract.host import Capacity, HeartbeatReply, Registered, SandboxSource, SandboxStart, Url
+from shoal.contract.host import Capacity, HeartbeatReply, Registered, SandboxSource, SandboxStart
 from shoal.contract.images import Layer
 from shoal.contract.sessions import Resources
 from shoal.contract.states import EndReason, Substrate
+from shoal.contract.urls import Url
 
 DIGEST = "sha256:" + "a" * 64
 SOURCE = SandboxSource(

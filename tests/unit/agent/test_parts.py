@@ -22,10 +22,10 @@ from runtime_image.agent.logs import lines_to
 from runtime_image.agent.transfer import TransferError, UrlTransfer
 from shoal.contract.actions import ActionRecord, Exec, ExecObservation, WriteFile
 from shoal.contract.errors import ErrorCode, ShoalError
-from shoal.contract.host import Url
 from shoal.contract.states import ActionStatus
 from shoal.contract.streams import replayed_events
 from shoal.contract.text import to_bytes, to_text, whole_utf8
+from shoal.contract.urls import Url
 
 
 @given(st.binary(max_size=200))

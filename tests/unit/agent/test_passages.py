@@ -19,7 +19,7 @@ from runtime_image.agent.link import GuestLink
 from runtime_image.agent.passages import FileTarget, Passages
 from runtime_image.agent.transfer import TransferError
 from shoal.contract.errors import ErrorCode, ShoalError
-from shoal.contract.host import Url, UrlAsked
+from shoal.contract.urls import Url, UrlAsked
 
 TARGET = FileTarget(path="/a", is_tar=False, mode=None, owner=None, create_parents=True)
 DATA = b"x" * 1000

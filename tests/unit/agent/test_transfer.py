@@ -12,7 +12,7 @@ from aiohttp import web
 
 from runtime_image.agent import transfer as module
 from runtime_image.agent.transfer import TransferError, UrlTransfer
-from shoal.contract.host import Url
+from shoal.contract.urls import Url
 
 
 class ObjectStore:

@@ -16,18 +16,10 @@ from provisioner.sessions.records import EVENT_SLOTS
 from provisioner.store.fake import FakeStore
 from shoal.contract.base import HostId, SessionId
 from shoal.contract.errors import ErrorCode, ShoalError
-from shoal.contract.host import (
-    JournalGet,
-    JournalPut,
-    LayerGet,
-    LayerPut,
-    Register,
-    SandboxStatus,
-    SessionEvent,
-    UrlsAsked,
-)
+from shoal.contract.host import Register, SandboxStatus, SessionEvent
 from shoal.contract.sessions import Event, SessionAck, SessionPatch, SessionReplace
 from shoal.contract.states import EndReason, HostState, SessionState, Substrate
+from shoal.contract.urls import JournalGet, JournalPut, LayerGet, LayerPut, UrlsAsked
 from shoal.contract.usage import UsageRecord
 from tests.unit.provisioner.world import SHAPE, WHO, World
 

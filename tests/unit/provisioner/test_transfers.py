@@ -14,10 +14,10 @@ from provisioner.blobs import names
 from provisioner.blobs.local import LocalBlobs
 from shoal.contract.base import SessionId, TenantId
 from shoal.contract.errors import ErrorCode, ShoalError
-from shoal.contract.host import TransferGet, TransferPut, Url, UrlAsked, UrlsAsked
 from shoal.contract.images import ImageManifest, ImagePut, Layer, LayerAsked, LayersAsked, LayersSource
 from shoal.contract.states import ImageState
 from shoal.contract.transfers import TRANSFER_LIFE_S, TransferCreate
+from shoal.contract.urls import TransferGet, TransferPut, Url, UrlAsked, UrlsAsked
 from tests.unit.provisioner.world import WHO, World
 
 STRANGER: Principal = dataclasses.replace(WHO, tenant=TenantId("ten_other"))
