@@ -23,10 +23,10 @@ _READS = ("describe_", "list_")
 
 
 class QuickClock(ManualClock):
-    """Virtual time that starts now and passes whenever somebody sleeps: nobody waits."""
+    """Virtual time that starts now, or when told, and passes whenever somebody sleeps: nobody waits."""
 
-    def __init__(self) -> None:
-        super().__init__(datetime.now(UTC))
+    def __init__(self, start: datetime | None = None) -> None:
+        super().__init__(start or datetime.now(UTC))
 
     async def sleep(self, seconds: float) -> None:
         """The time has passed."""

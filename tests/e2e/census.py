@@ -46,6 +46,16 @@ def _cgroup_directories(names: frozenset[str]) -> int:
     return sum(1 for root in roots for _ in os.walk(root))
 
 
+def _entries_of(root: Path, name: str) -> int:
+    """How many entries directories of that name hold; passes over what goes meanwhile."""
+    found = 0
+    for place, directories, files in os.walk(root):
+        if Path(place).name == name:
+            found += len(directories) + len(files)
+            directories.clear()
+    return found
+
+
 def census(home: Path) -> dict[str, int]:
     """Counts by kind: guests, mounts, loop devices, cgroups, network namespaces, descriptors, keys, sandbox files.
 
@@ -73,8 +83,8 @@ def census(home: Path) -> dict[str, int]:
     counts["loop devices"] = len(loops(str(home)))
     counts["cgroups"] = _cgroup_directories(names)
     counts["keys"] = len(Path("/proc/keys").read_text().splitlines())
-    counts["sandbox directories"] = sum(1 for _ in home.glob("hosts/*/**/sandboxes/*"))
-    counts["runc states"] = sum(1 for _ in home.glob("hosts/*/**/runc/*"))
+    counts["sandbox directories"] = _entries_of(home / "hosts", "sandboxes")
+    counts["runc states"] = _entries_of(home / "hosts", "runc")
     for pid in agent_pids(home):
         for kind, number in _descriptors(pid).items():
             if kind in MADE_AHEAD:
