@@ -9,7 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from provisioner.blobs.port import BlobError, Blobs, BlobTooLarge
+from provisioner.blob_errors import told
+from provisioner.blobs.port import BlobError, Blobs
 from provisioner.clock import Clock
 from provisioner.route_tokens import RouteSigner
 from shoal.contract.errors import ErrorCode, ShoalError
@@ -63,14 +64,8 @@ class BlobLinks:
             presigned = await self._blobs.presign(
                 method, name, expires_s=expires_s, sha256=sha256, size_bytes=size_bytes
             )
-        except BlobTooLarge as error:
-            raise ShoalError(
-                ErrorCode.PAYLOAD_TOO_LARGE, f"The blob store does not take it: {error}."
-            ) from error
         except BlobError as error:
-            raise ShoalError(
-                ErrorCode.UNAVAILABLE, "The blob store does not answer; try again.", retry_after_s=1.0
-            ) from error
+            raise told(error) from error
         expires_at = self._clock.now() + timedelta(seconds=expires_s)
         if not presigned.url.startswith("file:"):
             return UploadUrl(url=presigned.url, headers=presigned.headers, expires_at=expires_at)

@@ -9,8 +9,9 @@ from typing import Literal
 
 from provisioner import keys, spread
 from provisioner.auth import hash_secret
+from provisioner.blob_errors import told
 from provisioner.blobs import names
-from provisioner.blobs.port import BlobError, BlobTooLarge
+from provisioner.blobs.port import BlobError
 from provisioner.context import Context, log
 from provisioner.departure import Departure
 from provisioner.heartbeats import Heartbeats
@@ -150,14 +151,8 @@ class Hosts:
         """
         try:
             return Urls(urls=[await self._url(host, item) for item in body.items])
-        except BlobTooLarge as error:
-            raise ShoalError(
-                ErrorCode.PAYLOAD_TOO_LARGE, f"The blob store does not take it: {error}."
-            ) from error
         except BlobError as error:
-            raise ShoalError(
-                ErrorCode.UNAVAILABLE, "The blob store does not answer; try again.", retry_after_s=1.0
-            ) from error
+            raise told(error) from error
 
     async def leave(self, host: HostId) -> None:
         """The host has ended its sandboxes and goes; repeatable."""
